@@ -5,6 +5,7 @@
 //! file key by key, without a derived deserializer. A key that no code reads is unknown.
 
 mod arch;
+mod devices;
 mod reader;
 pub(crate) mod stage2;
 mod translation;
@@ -311,11 +312,7 @@ impl Config {
             let help = format!("the first is at {}; a host has one", first.role.place);
             return Err(second.role.place.bad("a second parent").help(help));
         }
-        let mut owners = vms.iter().filter(|vm| vm.devices.value == Devices::All);
-        if let (Some(first), Some(second)) = (owners.next(), owners.next()) {
-            let help = format!("the first is at {}; one VM of a host can have them all", first.devices.place);
-            return Err(second.devices.place.bad("a second VM with all devices").help(help));
-        }
+        devices::check(&vms)?;
         Ok(Self { host, vms })
     }
 
@@ -444,7 +441,7 @@ impl VmConfig {
         let (text, place) = table.text_or("cmdline", default)?;
         let cmdline = cmdline(&text, place)?;
         let role: Placed<Role> = table.setting("role")?;
-        let devices: Placed<Devices> = table.setting("devices")?;
+        let devices = devices::read(&mut table)?;
         let apic = table.setting("apic")?;
         let translation = Translation::read(&mut table)?;
         if role.value == Role::Parent && translation.hyperv == HyperV::Off {
@@ -455,16 +452,24 @@ impl VmConfig {
         }
         let decode_cache = table.setting("decode_cache")?.value;
         let stage2 = Stage2::read(&mut table)?;
-        if devices.value == Devices::All && stage2.populate != Populate::AtStart {
+        if devices.value != Devices::None && stage2.populate != Populate::AtStart {
             return Err(devices
                 .place
                 .bad("devices write to memory at any time, so all of it is mapped at the start")
                 .help("leave 'populate' out"));
         }
+        if devices.value != Devices::None
+            && matches!(decode_cache, DecodeCache::WriteProtect | DecodeCache::WriteProtectTables)
+        {
+            return Err(devices
+                .place
+                .bad("devices write to all memory, and 'decode_cache' write-protects a part of it")
+                .help("leave 'decode_cache' out"));
+        }
         let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
         let open = Self::open(&vcpus, &memory);
-        if let (Some((place, word)), Devices::None) = (open, devices.value) {
+        if let Some((place, word)) = open.filter(|_| devices.value != Devices::All) {
             return Err(place
                 .bad(format!("\"{word}\" is for the VM that has the machine's devices"))
                 .help("write a number; or give the VM devices = \"all\""));

@@ -188,7 +188,7 @@ fn describe(vm: &VmConfig, kernel: File, initrd: Option<File>) -> PackedVm {
         initrd,
         cmdline: vm.cmdline.value.clone(),
         role: vm.role.value,
-        devices: vm.devices.value,
+        devices: vm.devices.value.clone(),
         apic: vm.apic.value,
         hyperv: vm.translation.hyperv,
         flush: vm.translation.flush,

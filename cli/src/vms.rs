@@ -100,7 +100,7 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Tags => "use the `tags` and `tag_limit` of a running VM; such VMs share their tags",
                 About::Kernel => "`dunlin run` shows why a kernel does not start",
                 About::Name => "give each VM a different name",
-                About::Devices => "one VM at a time has the machine's devices; leave 'devices' out",
+                About::Devices => "name other functions, or leave 'devices' out (vms/default.toml explains the key)",
             };
             Err(Failure::failed(format!("{place}: the host cannot create it: {why}")).help(help))
         }

@@ -268,9 +268,10 @@ fn holds_everywhere(path: &str) -> bool {
 
 /// What the hypervisor's core may name of `arch`: the contract and the machine behind it; shared files around unsafe
 /// code; and the machine that exists in tests only.
-const NAMED_OF_ARCH: [&str; 12] = [
+const NAMED_OF_ARCH: [&str; 13] = [
     "Arch",
     "ControlPort",
+    "GivenFunctions",
     "HostConsole",
     "Machine",
     "VcpuState",

@@ -19,7 +19,7 @@ use crate::emulators::{QEMU_10, QEMU_11};
 type Tests = (&'static str, &'static [&'static str]);
 
 /// The short list. On an idle computer it takes less than six minutes.
-const SHORT: [Tests; 19] = [
+const SHORT: [Tests; 20] = [
     ("hypervisor", &[]),
     ("boot_loaders", &[]),
     ("console_choice", &[]),
@@ -38,6 +38,7 @@ const SHORT: [Tests; 19] = [
     ("clocks", &[]),
     ("machine_checks", &[]),
     ("iommu", &[]),
+    ("functions", &[]),
     ("misbehaviour", &["random", "timer", "vcpu", "loop_with", "debug_registers", "waits"]),
 ];
 

@@ -70,8 +70,8 @@ impl Test {
     }
 }
 
-/// Those of `system_tests/tests/parent.rs` and `own_machine.rs` that need its kernel. `cargo xtask test` leaves them
-/// out: the kernel takes a quarter of an hour on a machine that has not built it before.
+/// Those of `parent.rs`, `own_machine.rs` and `functions.rs` in `system_tests/tests` that need its kernel. `cargo xtask
+/// test` leaves them out: the kernel takes a quarter of an hour on a machine that has not built it before.
 const SYSTEM: &str = "system";
 
 /// What a VM beside a parent under load runs. Linux notices that a vCPU has waited for a pCPU while it handled a
@@ -84,7 +84,7 @@ macro_rules! beside {
 }
 
 const TESTS: &[Test] = &[
-    Test { name: SYSTEM, what: "system tests with a parent", command: "", quick: None, limit: 600 },
+    Test { name: SYSTEM, what: "system tests with a parent, or with its kernel", command: "", quick: None, limit: 600 },
     Test {
         name: "device",
         what: "the kernel finds that it may be a parent, and offers the device",
@@ -398,7 +398,8 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
 
 fn system_tests(places: &Places, test: &'static Test) -> Outcome {
     let mut tests = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
-    tests.args(["--test", "parent", "--test", "own_machine", "--", "--ignored", "--test-threads=1"]);
+    let files = ["--test", "parent", "--test", "own_machine", "--test", "functions"];
+    tests.args(files).args(["--", "--ignored", "--test-threads=1"]);
     let started = Instant::now();
     let failed = artifacts::run(&mut tests).err().map(|error| format!("{error:#}"));
     Outcome { test, failed, last: String::new(), took: started.elapsed() }

@@ -26,6 +26,12 @@ impl Source<'_> {
     }
 }
 
+/// The value of a key that takes both.
+pub(super) enum TextOrList {
+    Text(String),
+    List(Vec<Placed<String>>),
+}
+
 /// A table that is being read: each key that is asked for is known, the rest is not.
 pub(super) struct Table<'a> {
     pub(super) source: &'a Source<'a>,
@@ -62,6 +68,29 @@ impl<'a> Table<'a> {
             other => {
                 Err(place.bad(format!("{} instead of text", describe(other))).help(format!("write {key} = \"...\"")))
             }
+        }
+    }
+
+    /// A text, or a list of texts. Each text of a list has a place of its own.
+    pub(super) fn text_or_list(&mut self, key: &'static str) -> Result<Option<(TextOrList, Place)>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let place = self.place(key, value.span());
+        let wrong = |place: Place, found: &DeValue<'_>| {
+            let help = format!("write {key} = \"...\" or {key} = [\"...\", \"...\"]");
+            Err(place.bad(format!("{} instead of text", describe(found))).help(help))
+        };
+        match value.get_ref() {
+            DeValue::String(text) => Ok(Some((TextOrList::Text(text.to_string()), place))),
+            DeValue::Array(array) => {
+                let mut list = Vec::new();
+                for value in array {
+                    let place = self.place(key, value.span());
+                    let DeValue::String(text) = value.get_ref() else { return wrong(place, value.get_ref()) };
+                    list.push(Placed { value: text.to_string(), place });
+                }
+                Ok(Some((TextOrList::List(list), place)))
+            }
+            other => wrong(place, other),
         }
     }
 
@@ -187,13 +216,13 @@ impl<'a> Table<'a> {
         Err(failure.help(did_you_mean(key.get_ref(), "known here:", known)))
     }
 
-    fn absent(&self, key: &'static str) -> Place {
+    pub(super) fn absent(&self, key: &'static str) -> Place {
         Place::Absent { file: self.source.name.to_string(), line: self.source.position(self.start).0, key }
     }
 }
 
 /// Lists `names`, which are `what`, and begins with the one that looks like `text`.
-fn did_you_mean(text: &str, what: &str, names: &[&str]) -> String {
+pub(super) fn did_you_mean(text: &str, what: &str, names: &[&str]) -> String {
     let all = format!("{what} {}", names.join(", "));
     let text = text.to_lowercase();
     let nearest = names

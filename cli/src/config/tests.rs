@@ -1,6 +1,6 @@
 use proptest::prelude::{prop, proptest};
 
-use abi::payload::{DirtyLogging, DirtySource, HyperV, Populate, RemoteFlush, Split, TagScheme};
+use abi::payload::{DirtyLogging, DirtySource, HyperV, PciFunction, Populate, RemoteFlush, Split, TagScheme};
 
 use super::*;
 
@@ -112,6 +112,51 @@ fn vm_with_the_machines_devices_may_leave_its_size_to_the_machine() {
     }
     let closed = vm("vcpus = 2\nmemory = \"64M\"\ndevices = \"all\"\n").expect("is good").vms.remove(0);
     assert!(closed.is_closed().is_ok());
+}
+
+#[test]
+fn functions_are_named_in_a_list_and_belong_to_one_vm() {
+    let vm = |name: &str, devices: &str| format!("[[vm]]\nname = \"{name}\"\ndevices = {devices}\n");
+    let config = parse(&vm("a", "[\"0000:00:04.0\", \"0000:3a:1f.7\"]")).expect("is good");
+    let functions = [(0, 4, 0), (0x3a, 0x1f, 7)].map(|(bus, device, function)| PciFunction { bus, device, function });
+    assert_eq!(config.vms[0].devices.value, Devices::These(functions.to_vec()));
+    assert_eq!(parse(&vm("a", "\"none\"")).expect("is good").vms[0].devices.value, Devices::None);
+
+    for (devices, says) in [
+        ("[\"00:04.0\"]", "'00:04.0' is not the address of a PCI function: it has no segment, or no bus"),
+        ("[\"0000:00:04\"]", "'0000:00:04' is not the address of a PCI function\nhelp: write segment:bus:device"),
+        ("[\"0000:00:4.0\"]", "'0000:00:4.0' is not the address"),
+        ("[\"0000:00:0g.0\"]", "'0000:00:0g.0' is not the address"),
+        ("[\"0000:0:0+4.0\"]", "is not the address"),
+        ("[\"0000:00:20.0\"]", "'0000:00:20.0' is no address: a bus has devices 00 to 1f"),
+        ("[\"0000:00:1f.8\"]", "is no address: a bus has devices 00 to 1f, a device has functions 0 to 7"),
+        ("[\"0001:00:04.0\"]", "is in another PCI segment than 0000"),
+        ("[\"0000:00:04.0\", \"0000:00:04.0\"]", "0000:00:04.0 is named twice"),
+        ("[]", "an empty list\nhelp: name PCI functions"),
+        ("[4]", "the number 4 instead of text\nhelp: write devices = \"...\" or devices = ["),
+        ("4", "the number 4 instead of text"),
+        ("\"0000:00:04.0\"", "is one function, not a list of them\nhelp: write devices = [\"0000:00:04.0\"]"),
+        ("\"al\"", "'al' is not a valid choice of the machine's devices\nhelp: did you mean 'all'?"),
+    ] {
+        let text = error(&vm("a", devices));
+        assert!(text.starts_with("x.toml:3: key 'devices': ") && text.contains(says), "{devices}: {text}");
+    }
+    // Each function of a list has a line of its own.
+    let text = error(&vm("a", "[\n  \"0000:00:04.0\",\n  \"0000:00:04\",\n]"));
+    assert!(text.starts_with("x.toml:5: key 'devices': '0000:00:04' is not"), "{text}");
+    let many: Vec<String> = (0..32).map(|device| format!("\"0000:01:{device:02x}.0\"")).collect();
+    assert!(error(&vm("a", &format!("[{}]", many.join(", ")))).contains("32 functions; a VM has at most 31"));
+
+    let one = "[\"0000:00:04.0\"]";
+    let text = error(&(vm("a", one) + &vm("b", one)));
+    let expected = "x.toml:6: key 'devices': 0000:00:04.0 is another VM's\nhelp: x.toml:3: key 'devices' has it";
+    assert!(text.starts_with(expected), "{text}");
+    let text = error(&(vm("a", one) + &vm("b", "\"all\"")));
+    assert!(text.starts_with("x.toml:3: key 'devices': functions of its own, beside a VM with all devices"), "{text}");
+    for key in ["populate = \"touch-4K\"", "decode_cache = \"write-protect\""] {
+        let text = error(&(vm("a", one) + key + "\n"));
+        assert!(text.starts_with("x.toml:3: key 'devices': devices write to "), "{text}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept only their own.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -93,12 +93,50 @@ pub enum Role {
 }
 
 /// The machine's devices that a VM has for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Devices {
     /// None: it sees a PC of the hypervisor's.
     None,
     /// All that the hypervisor does not use: it sees the machine itself, and its memory is at the machine's addresses.
     All,
+    /// These PCI functions, at most [`MAX_FUNCTIONS`]: it sees them on the bus of the hypervisor's PC.
+    These(Vec<PciFunction>),
+}
+
+/// Maximum number of PCI functions of one VM: its bus has 32 slots, and a bridge in the first one.
+pub const MAX_FUNCTIONS: usize = 31;
+
+/// A PCI function of segment 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PciFunction {
+    /// Its bus.
+    pub bus: u8,
+    /// Its slot, below 32.
+    pub device: u8,
+    /// Its number in the slot, below 8.
+    pub function: u8,
+}
+
+impl PciFunction {
+    /// The function with this [index](Self::index).
+    #[must_use]
+    pub const fn at(index: u16) -> Self {
+        let [low, bus] = index.to_le_bytes();
+        Self { bus, device: low >> 3, function: low & 7 }
+    }
+
+    /// Its number in the segment: bus (bits 15:8), device (7:3) and function (2:0), as it names itself in requests (PCI
+    /// Express 2.2.6.2) and as its configuration space lies in memory, a page each (7.2.2).
+    #[must_use]
+    pub const fn index(self) -> u16 {
+        u16::from_le_bytes([(self.device & 31) << 3 | self.function & 7, self.bus])
+    }
+}
+
+impl fmt::Display for PciFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0000:{:02x}:{:02x}.{:x}", self.bus, self.device, self.function)
+    }
 }
 
 /// When a VM's memory is mapped in stage 2. It is always allocated and zeroed when the VM is created.

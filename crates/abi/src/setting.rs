@@ -1,8 +1,6 @@
 //! The names of a setting's values: written once, for files, options, errors and reports.
 
-use crate::payload::{
-    ApicMode, DecodeCache, Devices, DirtySource, HyperV, Populate, RemoteFlush, Role, Split, TagScheme,
-};
+use crate::payload::{ApicMode, DecodeCache, DirtySource, HyperV, Populate, RemoteFlush, Role, Split, TagScheme};
 
 /// A setting with a few values, each with a name.
 pub trait Setting: Copy + Eq + 'static {
@@ -64,7 +62,6 @@ settings! {
     ApicMode, "kind of local APIC": X2Apic = "x2apic", XApic = "xapic";
     DecodeCache, "way to cache decoded instructions":
         Bytes = "bytes", WriteProtect = "write-protect", WriteProtectTables = "write-protect-tables", Off = "off";
-    Devices, "choice of the machine's devices": None = "none", All = "all";
     DirtySource, "recorder of writes": Hardware = "hardware", WriteProtect = "write-protect";
     HyperV, "part of the Hyper-V interface": FlushIpi = "flush+ipi", Flush = "flush", Off = "off";
     Populate, "time to map memory": AtStart = "at-start", Touch2M = "touch-2M", Touch4K = "touch-4K";

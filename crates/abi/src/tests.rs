@@ -8,7 +8,7 @@ use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Rece
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
     ApicMode, Blob, Builder, DecodeCache, Devices, DirtyLogging, DirtySource, File, HyperV, Payload, PayloadError,
-    Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    PciFunction, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use crate::setting::Setting;
 use crate::vcpu_counters;
@@ -51,6 +51,18 @@ fn payload_gives_back_what_was_put_in() {
     assert_eq!(payload.blob(kernel.expect("was added")), b"kernel");
     assert_eq!(payload.blob(initrd.expect("was added")), &[7; 5000]);
     assert_eq!(kernel.map(|blob| blob.offset % 4096), Some(0));
+}
+
+#[test]
+fn payload_names_functions_of_a_vm_as_the_machine_numbers_them() {
+    let functions: Vec<PciFunction> = [0, 0x20, 0x3aff, u16::MAX].map(PciFunction::at).to_vec();
+    assert_eq!(functions.iter().map(|function| function.index()).collect::<Vec<_>>(), [0, 0x20, 0x3aff, u16::MAX]);
+    assert_eq!(functions.iter().map(ToString::to_string).collect::<Vec<_>>()[1..3], ["0000:00:04.0", "0000:3a:1f.7"]);
+    let mut builder = Builder::new(true);
+    let kernel = builder.add_blob(b"kernel");
+    builder.add_vm(VmConfig { devices: Devices::These(functions.clone()), ..vm(kernel, None) });
+    let bytes = builder.finish().expect("encodes");
+    assert_eq!(Payload::read(&bytes).expect("reads").manifest.vms[0].devices, Devices::These(functions));
 }
 
 #[test]

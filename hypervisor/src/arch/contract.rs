@@ -5,11 +5,12 @@
 //! inlined. All machines have modules of the same names, so the macro `implement` serves each of them.
 
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
 use abi::control::Line;
-use abi::payload::VmConfig;
+use abi::payload::{PciFunction, VmConfig};
 use addr::{Gpa, GpaRange, Hpa};
 use sched::{CpuId, Pending};
 use shootdown::{CpuSet, Pages};
@@ -51,6 +52,8 @@ pub(crate) trait Arch: Sized + 'static {
     type ControlPort: ControlPort;
     /// The serial ports of guests.
     type Uart: SerialDevice;
+    /// PCI functions that a VM was given.
+    type Given: GivenFunctions;
     /// Where a VM's kernel begins.
     type KernelEntry;
     /// The format of stage-2 tables.
@@ -206,6 +209,25 @@ pub(crate) trait Arch: Sized + 'static {
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
 
+/// PCI functions of the machine that one VM has. When this is dropped, they are given back: then they are silent, and
+/// the IOMMU may block them.
+pub(crate) trait GivenFunctions: Sized + Send + Sync + fmt::Debug {
+    /// Takes these functions for a VM that is about to be created. They are silent.
+    ///
+    /// # Errors
+    /// Which of them no VM can have, or not this one, and why.
+    fn take(functions: &[PciFunction]) -> Result<Self, String>;
+    /// Whether all of them are ready for use. Asked again and again, until they are.
+    ///
+    /// # Errors
+    /// One of them does not come back from its reset.
+    fn is_ready(&mut self) -> Result<bool, String>;
+    /// Their registers that the guest reaches without an exit.
+    fn registers(&self) -> impl Iterator<Item = (GpaRange, Hpa)>;
+    /// From now on their interrupts go to this VM.
+    fn start(&self, vm: &Arc<Vm>);
+}
+
 /// The consoles of the host, as one sink for text and one source of input. They wait a limited time for the other end.
 pub(crate) trait HostConsole: Send {
     /// Consoles that are not open yet, and swallow everything.
@@ -278,6 +300,7 @@ macro_rules! implement {
             type Console = serial::Serial;
             type ControlPort = control_port::ControlPort;
             type Uart = platform::Uart;
+            type Given = platform::Given;
             type KernelEntry = loader::KernelEntry;
             type Format = format::Stage2Format;
             type TagPool = tags::Pool;

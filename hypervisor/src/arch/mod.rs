@@ -38,7 +38,7 @@ mod aarch64;
 #[cfg(all(not(test), target_arch = "x86_64"))]
 mod x86_64;
 
-pub(crate) use contract::{Arch, ControlPort, HostConsole, VcpuState};
+pub(crate) use contract::{Arch, ControlPort, GivenFunctions, HostConsole, VcpuState};
 
 #[cfg(all(not(test), target_arch = "aarch64"))]
 use aarch64 as machine;

@@ -216,7 +216,7 @@ impl Control {
         loop {
             let over = table().over().cloned();
             let Some(vm) = over else { return };
-            let (number, devices) = (vm.number, vm.config.devices);
+            let (number, has_machine) = (vm.number, vm.config.devices == Devices::All);
             // Send the guest's last output before the report of its end.
             self.consoles.last_output(&vm, &mut self.port);
             drop(vm);
@@ -230,7 +230,7 @@ impl Control {
             self.consoles.ended(number);
             if let Some(ending) = ending {
                 self.tell(number, VmEvent::Stopped { reason: ending.reason, detail: ending.detail });
-                if devices == Devices::All {
+                if has_machine {
                     self.follow(ending.reason);
                 }
             }

@@ -6,22 +6,13 @@
 
 use alloc::vec::Vec;
 
-/// A PCI function of segment 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Function {
-    /// Its bus.
-    pub bus: u8,
-    /// Its slot, below 32.
-    pub device: u8,
-    /// Its number in the slot, below 8.
-    pub function: u8,
-}
+use abi::payload::PciFunction;
 
 /// The address register, and the hidden functions.
 #[derive(Debug)]
 pub struct ConfigPorts {
     address: u32,
-    hidden: Vec<Function>,
+    hidden: Vec<PciFunction>,
 }
 
 /// The meaning of an access to one of the eight ports.
@@ -47,24 +38,16 @@ pub const LAST_PORT: u16 = WINDOW_PORT + 3;
 /// Address register: the window is open.
 const ENABLE: u32 = 1 << 31;
 
-impl Function {
-    /// The one that an address register with this value names.
-    const fn addressed(address: u32) -> Self {
-        let [_, function, bus, _] = address.to_le_bytes();
-        Self { bus, device: function >> 3, function: function & 7 }
-    }
-
-    /// Its place in the memory window of segment 0, in units of 4 KiB.
-    #[must_use]
-    pub const fn index(self) -> u64 {
-        (self.bus as u64) << 8 | (self.device as u64 & 31) << 3 | self.function as u64 & 7
-    }
+/// The function that an address register with this value names.
+const fn addressed(address: u32) -> PciFunction {
+    let [_, low, bus, _] = address.to_le_bytes();
+    PciFunction::at(u16::from_le_bytes([low, bus]))
 }
 
 impl ConfigPorts {
     /// The mechanism with these functions hidden.
     #[must_use]
-    pub const fn new(hidden: Vec<Function>) -> Self {
+    pub const fn new(hidden: Vec<PciFunction>) -> Self {
         Self { address: 0, hidden }
     }
 
@@ -77,7 +60,7 @@ impl ConfigPorts {
                 Meaning::Address(self.address)
             }
             WINDOW_PORT..=LAST_PORT if self.address & ENABLE == 0 => Meaning::Nothing,
-            WINDOW_PORT..=LAST_PORT if self.hidden.contains(&Function::addressed(self.address)) => Meaning::Nothing,
+            WINDOW_PORT..=LAST_PORT if self.hidden.contains(&addressed(self.address)) => Meaning::Nothing,
             WINDOW_PORT..=LAST_PORT => Meaning::Window(self.address),
             _ => Meaning::Other,
         }
@@ -86,9 +69,11 @@ impl ConfigPorts {
 
 #[cfg(test)]
 mod tests {
-    use super::{ConfigPorts, Function, LAST_PORT, Meaning};
+    use abi::payload::PciFunction;
 
-    const HIDDEN: Function = Function { bus: 2, device: 4, function: 1 };
+    use super::{ConfigPorts, LAST_PORT, Meaning};
+
+    const HIDDEN: PciFunction = PciFunction { bus: 2, device: 4, function: 1 };
 
     #[test]
     fn hidden_functions_are_empty_slots_and_others_are_the_machines() {
@@ -104,7 +89,6 @@ mod tests {
                 assert_eq!(ports.access(port, 1, Some(7)), expected);
             }
         }
-        assert_eq!(HIDDEN.index(), 2 << 8 | 4 << 3 | 1);
     }
 
     #[test]

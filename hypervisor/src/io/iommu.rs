@@ -9,10 +9,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Display};
 
+use abi::payload::PciFunction;
 use addr::Hpa;
 use stage2::Stale;
 
-use super::config_space;
 use crate::arch::{Arch, Machine};
 use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, per_host};
@@ -28,9 +28,9 @@ per_host! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequesterId(pub(crate) u16);
 
-impl From<config_space::Function> for RequesterId {
-    fn from(from: config_space::Function) -> Self {
-        Self(u16::from(from.bus) << 8 | u16::from(from.device) << 3 | u16::from(from.function))
+impl From<PciFunction> for RequesterId {
+    fn from(from: PciFunction) -> Self {
+        Self(from.index())
     }
 }
 
@@ -44,7 +44,6 @@ impl Display for RequesterId {
 #[derive(Clone, Debug)]
 pub(crate) enum Functions {
     /// These.
-    #[allow(dead_code, reason = "no VM's description names functions yet")]
     These(Vec<RequesterId>),
     /// All that the hypervisor does not use itself.
     All,
@@ -88,6 +87,8 @@ pub(crate) enum Guard {
 pub(crate) struct Devices {
     functions: Functions,
     domain: Domain,
+    /// What else belongs to single functions.
+    given: Option<<Machine as Arch>::Given>,
 }
 
 /// Why a VM does not own functions.
@@ -111,7 +112,11 @@ impl Devices {
     ///
     /// # Errors
     /// Too many VMs own functions.
-    pub(crate) fn own(functions: Functions, root: Hpa) -> Result<Self, NotOwned> {
+    pub(crate) fn own(
+        functions: Functions,
+        given: Option<<Machine as Arch>::Given>,
+        root: Hpa,
+    ) -> Result<Self, NotOwned> {
         let domain = {
             let mut used = DOMAINS.lock();
             let free = used.trailing_ones();
@@ -119,7 +124,13 @@ impl Devices {
             Domain(Domain::FIRST.0 + u16::try_from(free).unwrap_or(0))
         };
         Machine::grant(&functions, domain, root);
-        Ok(Self { functions, domain })
+        Ok(Self { functions, domain, given })
+    }
+
+    /// What else belongs to single functions.
+    #[allow(dead_code, reason = "not on every architecture has a VM functions")]
+    pub(crate) fn given(&self) -> Option<&<Machine as Arch>::Given> {
+        self.given.as_ref()
     }
 
     /// Flushes what IOMMUs keep of the owner's translations. On return no device uses a stale one.
@@ -130,6 +141,8 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
+        // They are silent before they are blocked: what is blocked would be reported.
+        self.given = None;
         if !mutants::is(Mutant::DevicesKept) {
             Machine::revoke(&self.functions, self.domain);
         }

@@ -48,7 +48,7 @@ pub(super) const TAKEN: Scenario = Scenario {
         let config = config("owner", 1);
         prepare(core::slice::from_ref(&config));
         let vm = create(simulation, 0, &config, vec![vec![Op::Yield, Op::Yield, Op::Stop]]);
-        vm.memory.own(functions()).expect("a domain is free");
+        vm.memory.own(functions(), None).expect("a domain is free");
         vm.start();
         assert!(device_writes(DEVICE, AT, 1), "it is its owner's page");
         assert_eq!(word(&vm), 1);
@@ -79,7 +79,7 @@ pub(super) const OWNER_ENDS: Scenario = Scenario {
         let config = config("owner", 1);
         prepare(core::slice::from_ref(&config));
         let vm = create(simulation, 0, &config, vec![vec![Op::Stop]]);
-        vm.memory.own(functions()).expect("a domain is free");
+        vm.memory.own(functions(), None).expect("a domain is free");
         vm.start();
         assert!(device_writes(DEVICE, AT, 1));
         until_gone(simulation, vm);
@@ -89,7 +89,7 @@ pub(super) const OWNER_ENDS: Scenario = Scenario {
         // The domain is free for another owner.
         let next = Frames::allocate(PAGE_BYTES, PAGE_BYTES).expect("there is memory");
         next.zero();
-        let devices = Devices::own(Functions::These(vec![OTHER]), next.hpa()).expect("a domain is free");
+        let devices = Devices::own(Functions::These(vec![OTHER]), None, next.hpa()).expect("a domain is free");
         assert!(!device_writes(OTHER, AT, 3), "nothing is mapped for it");
         drop(devices);
     },

@@ -21,7 +21,7 @@ use super::spec::Spec;
 use super::tags::VmTags;
 use super::{DETAIL_BYTES, Parts, Vm};
 use crate::arch::block::Block;
-use crate::arch::{Arch, Machine, VcpuState};
+use crate::arch::{Arch, GivenFunctions, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
@@ -47,6 +47,8 @@ impl NotCreated {
 pub(crate) struct Creation {
     number: u32,
     config: VmConfig,
+    /// The PCI functions that it will have.
+    given: Option<<Machine as Arch>::Given>,
     stage: Stage,
 }
 
@@ -75,10 +77,17 @@ impl Creation {
             Populate::Touch4K => Some(0),
             Populate::Touch2M => Some(1),
         };
-        let memory = match config.devices {
-            Devices::None => {
+        let mut given = None;
+        let memory = match &config.devices {
+            Devices::None | Devices::These(_) => {
+                let mut functions = 0;
+                if let Devices::These(named) = &config.devices {
+                    let taken = <Machine as Arch>::Given::take(named);
+                    given = Some(taken.map_err(|why| NotCreated::new(About::Devices, why))?);
+                    functions = named.len();
+                }
                 let ranges: Vec<GpaRange> = Machine::ram_layout(config.memory_bytes).collect();
-                Assembly::begin(ranges, config.vcpus, tags, level_on_touch)
+                Assembly::begin(ranges, config.vcpus, tags, level_on_touch, functions)
             }
             Devices::All => {
                 let low = Machine::take_devices(config.vcpus).map_err(|why| NotCreated::new(About::Devices, why))?;
@@ -86,7 +95,7 @@ impl Creation {
             }
         };
         let memory = memory.map_err(|error| lacks_memory(&config, &error))?;
-        Ok(Self { number, config, stage: Stage::Memory(Box::new(memory)) })
+        Ok(Self { number, config, given, stage: Stage::Memory(Box::new(memory)) })
     }
 
     /// Does the next step of the creation. `spec` is the same in each step. Returns the VM when it is complete.
@@ -96,7 +105,9 @@ impl Creation {
     pub(crate) fn step(&mut self, spec: Spec<'_>) -> Result<Option<Arc<Vm>>, NotCreated> {
         match &mut self.stage {
             Stage::Memory(assembly) => {
-                if assembly.step().map_err(|error| lacks_memory(&self.config, &error))? {
+                let has_memory = assembly.step().map_err(|error| lacks_memory(&self.config, &error))?;
+                let are_ready = self.given.as_mut().map_or(Ok(true), GivenFunctions::is_ready);
+                if are_ready.map_err(|why| NotCreated::new(About::Devices, why))? && has_memory {
                     self.load(spec)?;
                 }
                 Ok(None)
@@ -142,7 +153,14 @@ impl Creation {
         }
         if self.config.devices == Devices::All {
             iommu::warn_of_owner(&self.config.name);
-            let owned = memory.own(Functions::All);
+            let owned = memory.own(Functions::All, None);
+            owned.map_err(|why| NotCreated::new(About::Devices, why.to_string()))?;
+        }
+        if let (Devices::These(functions), Some(given)) = (&self.config.devices, self.given.take()) {
+            let mapped = memory.map_registers(given.registers());
+            mapped.map_err(|error| lacks_memory(&self.config, &MemoryError::Map(error)))?;
+            let functions = functions.iter().map(|function| (*function).into()).collect();
+            let owned = memory.own(Functions::These(functions), Some(given));
             owned.map_err(|why| NotCreated::new(About::Devices, why.to_string()))?;
         }
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {

@@ -115,6 +115,8 @@ const LEAST_LOW: u64 = 16 << 20;
 /// registers of its devices. These are mapped with the largest pages that hold nothing else.
 const PIECES_IN_PLACE: usize = 64;
 const TABLES_IN_PLACE: u64 = 1024;
+/// Tables for the registers of a PCI function, at most: for both ends of six BARs, and of the closed pages in them.
+const TABLES_OF_A_FUNCTION: u64 = 32;
 
 /// Memory that is zeroed in one step.
 const ZEROED_AT_ONCE: u64 = 4 << 20;
@@ -125,6 +127,8 @@ impl Assembly {
     /// Begins with memory for `ranges`, in ascending order, with lengths that are multiples of 2 MiB, of a VM with this
     /// number of vCPUs. With `level_on_touch` it is mapped at its first touch, in pages of that level.
     ///
+    /// `functions` of PCI will have their registers there, too.
+    ///
     /// # Errors
     /// The host has too little memory for the tables.
     pub(crate) fn begin(
@@ -132,8 +136,9 @@ impl Assembly {
         vcpus: u32,
         tags: VmTags,
         level_on_touch: Option<u32>,
+        functions: usize,
     ) -> Result<Self, MemoryError> {
-        let tables = TablePool::new(&ranges, vcpus, 0)?;
+        let tables = TablePool::new(&ranges, vcpus, functions as u64 * TABLES_OF_A_FUNCTION)?;
         Self::with(Wanted::At(ranges), tables, tags, level_on_touch)
     }
 
@@ -298,9 +303,25 @@ impl Memory {
     ///
     /// # Errors
     /// Too many VMs own functions.
-    pub(crate) fn own(&self, functions: Functions) -> Result<(), NotOwned> {
+    pub(crate) fn own(&self, functions: Functions, given: Option<<Machine as Arch>::Given>) -> Result<(), NotOwned> {
         debug_assert!(self.level_on_touch.is_none() && self.decoded.is_none(), "devices do not fault");
-        self.devices.try_call_once(|| Devices::own(functions, self.stage2_root()))?;
+        self.devices.try_call_once(|| Devices::own(functions, given, self.stage2_root()))?;
+        Ok(())
+    }
+
+    /// Maps registers of PCI functions that the VM was given. No vCPU runs yet.
+    ///
+    /// # Errors
+    /// There are too few tables, or something else is mapped there.
+    pub(crate) fn map_registers(&self, registers: impl Iterator<Item = (GpaRange, Hpa)>) -> Result<(), MapError> {
+        for (gpa, hpa) in registers {
+            self.tree.walk_mut(&self.tables, &NoTlb, &mut self.shape.lock()).map_device(
+                gpa,
+                hpa,
+                Access::READ_WRITE,
+            )?;
+        }
+        Machine::publish();
         Ok(())
     }
 

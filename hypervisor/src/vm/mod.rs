@@ -178,7 +178,7 @@ impl Vm {
         let vcpu_count = if child.is_some() { 1 } else { config.vcpus };
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
-            platform: Platform::new(&config, child.as_ref().map(|child| &child.features), &memory.backing.regions),
+            platform: Platform::new(&config, child.as_ref().map(|child| &child.features), &memory),
             serial,
             _room: room,
             vcpus,

@@ -1,9 +1,10 @@
 //! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
-use abi::payload::{Devices, MAX_VCPUS, Populate, Role, VmConfig};
+use abi::payload::{DecodeCache, Devices, MAX_FUNCTIONS, MAX_VCPUS, PciFunction, Populate, Role, VmConfig};
 use addr::PageSize;
 use alloc::format;
+use alloc::string::String;
 
 use super::creation::NotCreated;
 
@@ -43,11 +44,36 @@ impl Spec<'_> {
         if config.role == Role::Parent && config.populate != Populate::AtStart {
             return Err(NotCreated::new(About::Memory, "a parent's memory is mapped at its start"));
         }
-        if config.devices == Devices::All && config.populate != Populate::AtStart {
+        if config.devices != Devices::None && config.populate != Populate::AtStart {
             return Err(NotCreated::new(About::Memory, "memory that devices write to is mapped at the start"));
+        }
+        if config.devices != Devices::None
+            && matches!(config.decode_cache, DecodeCache::WriteProtect | DecodeCache::WriteProtectTables)
+        {
+            let why = "devices write to all memory, and this cache of instructions write-protects a part of it";
+            return Err(NotCreated::new(About::Devices, why));
+        }
+        if let Devices::These(functions) = &config.devices {
+            check_functions(functions).map_err(|why| NotCreated::new(About::Devices, why))?;
         }
         Ok(())
     }
+}
+
+fn check_functions(functions: &[PciFunction]) -> Result<(), String> {
+    let count = functions.len();
+    if !(1..=MAX_FUNCTIONS).contains(&count) {
+        return Err(format!("{count} PCI functions: a VM has 1 to {MAX_FUNCTIONS}, or none"));
+    }
+    for (index, function) in functions.iter().enumerate() {
+        if PciFunction::at(function.index()) != *function {
+            return Err(format!("{function} is no address of a PCI function"));
+        }
+        if functions[..index].contains(function) {
+            return Err(format!("{function} is named twice"));
+        }
+    }
+    Ok(())
 }
 
 /// More memory than any VM can have: guest physical addresses are shorter.

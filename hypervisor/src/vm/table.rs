@@ -15,7 +15,8 @@ use crossbeam_utils::CachePadded;
 use log::info;
 
 use super::{Ending, Vm};
-use crate::io;
+use crate::arch::GivenFunctions;
+use crate::io::{self, iommu};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, per_host};
 
@@ -122,6 +123,9 @@ impl Table {
         entry.state = State::Running(vm.clone());
         if vm.config.devices == Devices::All {
             io::set_owner(&vm);
+        }
+        if let Some(given) = vm.memory.devices().and_then(iommu::Devices::given) {
+            given.start(&vm);
         }
         vm.start();
         Ok(())

@@ -270,8 +270,8 @@ pub(crate) mod irq_mask {
 /// Shared devices of a VM's vCPUs: none.
 pub(crate) mod platform {
     use abi::control::Line;
-    use abi::payload::{Role, VmConfig};
-    use addr::{Gpa, GpaRange};
+    use abi::payload::{PciFunction, Role, VmConfig};
+    use addr::{Gpa, GpaRange, Hpa};
     use alloc::sync::Arc;
     use alloc::vec::Vec;
     use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
@@ -280,6 +280,7 @@ pub(crate) mod platform {
     use sched::Pending;
     use stage2::Access;
 
+    use crate::arch::GivenFunctions;
     use crate::arch::hypercall::{self, Children, Ended};
     pub(crate) use crate::device::uart::Uart;
     use crate::frames::Frames;
@@ -287,6 +288,7 @@ pub(crate) mod platform {
     use crate::vcpu::run::Running;
     use crate::vm::Vm;
     use crate::vm::fault::Resolved;
+    use crate::vm::memory::Memory;
     use crate::vm::tool_port::ToolPort;
 
     /// What children can have.
@@ -312,8 +314,9 @@ pub(crate) mod platform {
     }
 
     impl Platform {
-        pub(crate) fn new(config: &VmConfig, _: Option<&Features>, ram: &[GpaRange]) -> Self {
-            let children = || Children::new(HOST, config.vcpus, ram.iter().copied()).expect("there is memory");
+        pub(crate) fn new(config: &VmConfig, _: Option<&Features>, memory: &Memory) -> Self {
+            let ram = memory.backing.regions.iter().copied();
+            let children = || Children::new(HOST, config.vcpus, ram).expect("there is memory");
             let children = (config.role == Role::Parent).then(children);
             let tool_port = (config.role == Role::Parent).then(ToolPort::new);
             Self { children, tool_port, time_offset: AtomicU64::new(0) }
@@ -328,6 +331,28 @@ pub(crate) mod platform {
     /// Says so.
     pub(crate) fn take_devices(_: u32) -> Result<Vec<Frames>, String> {
         Err(String::from("the fake machine has no devices"))
+    }
+
+    /// No VM has PCI functions here.
+    #[derive(Debug)]
+    pub(crate) enum Given {}
+
+    impl GivenFunctions for Given {
+        fn take(_: &[PciFunction]) -> Result<Self, String> {
+            Err(String::from("the fake machine has no PCI functions"))
+        }
+
+        fn is_ready(&mut self) -> Result<bool, String> {
+            match *self {}
+        }
+
+        fn registers(&self) -> impl Iterator<Item = (GpaRange, Hpa)> {
+            core::iter::empty()
+        }
+
+        fn start(&self, _: &Arc<Vm>) {
+            match *self {}
+        }
     }
 
     /// A parent's call, until it has ended: as its first vCPU makes it.

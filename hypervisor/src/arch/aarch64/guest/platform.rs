@@ -1,23 +1,26 @@
 //! The part of the guest's machine that its vCPUs share, and the interrupts of its devices.
 
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::control::Line;
-use abi::payload::VmConfig;
-use addr::{Gpa, GpaRange};
+use abi::payload::{PciFunction, VmConfig};
+use addr::{Gpa, GpaRange, Hpa};
 use partition::Features;
 use sched::Pending;
 use spin::Mutex;
 use stage2::Access;
 
 use super::layout;
+use crate::arch::GivenFunctions;
 use crate::device::gic::{Distributor, FIRST_SPI};
 pub(crate) use crate::device::pl011::Pl011 as Uart;
 use crate::frames::Frames;
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
+use crate::vm::memory::Memory;
 use crate::vm::tool_port::ToolPort;
 
 /// Devices of one VM.
@@ -28,7 +31,7 @@ pub(crate) struct Platform {
 
 impl Platform {
     /// No VM is a child here.
-    pub(crate) fn new(config: &VmConfig, _: Option<&Features>, _: &[GpaRange]) -> Self {
+    pub(crate) fn new(config: &VmConfig, _: Option<&Features>, _: &Memory) -> Self {
         Self { distributor: Mutex::new(Distributor::new(config.vcpus)) }
     }
 }
@@ -41,6 +44,28 @@ pub(crate) fn most_vcpus_with_devices() -> u32 {
 /// Says so.
 pub(crate) fn take_devices(_: u32) -> Result<Vec<Frames>, String> {
     Err(String::from("a VM has the machine's devices on x86_64 only"))
+}
+
+/// No VM has PCI functions here.
+#[derive(Debug)]
+pub(crate) enum Given {}
+
+impl GivenFunctions for Given {
+    fn take(_: &[PciFunction]) -> Result<Self, String> {
+        Err(String::from("a VM has PCI functions on x86_64 only"))
+    }
+
+    fn is_ready(&mut self) -> Result<bool, String> {
+        match *self {}
+    }
+
+    fn registers(&self) -> impl Iterator<Item = (GpaRange, Hpa)> {
+        core::iter::empty()
+    }
+
+    fn start(&self, _: &Arc<Vm>) {
+        match *self {}
+    }
 }
 
 /// Delivers the interrupts that a change of the distributor has made pending.

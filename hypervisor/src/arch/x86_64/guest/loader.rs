@@ -21,7 +21,7 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, x86_boot::Error> {
     let Spec { config, kernel, initrd } = *spec;
     let own = match config.devices {
-        Devices::None => None,
+        Devices::None | Devices::These(_) => None,
         Devices::All => Some(Prepared::new(config, memory)?),
     };
     let boot = Boot {

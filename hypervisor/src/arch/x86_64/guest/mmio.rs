@@ -1,5 +1,5 @@
 //! Emulated accesses: device registers in memory (the local APIC in xAPIC mode, the I/O APIC, PCI's configuration
-//! spaces, the port of a parent's programs), and strings to and from ports.
+//! spaces, tables of functions of the VM, the port of a parent's programs), and strings to and from ports.
 //!
 //! The CPU reports the guest physical address of the access; the crate `emulator` executes the instruction.
 
@@ -280,15 +280,18 @@ impl Bus<'_> {
         Gpa(self.apic.mmio_base())
     }
 
-    /// The port of a parent's programs, PCI's configuration spaces, or nothing.
+    /// The port of a parent's programs, PCI's configuration spaces, functions of the VM, or nothing.
     #[cold]
     fn read_elsewhere(&mut self, gpa: Gpa, width: Width) -> u64 {
         if let Some((port, offset)) = self.tool_port(gpa) {
             return port.read(self.origin.vm, offset, bytes(width)).into();
         }
         let Some(offset) = self.offset_in_ecam(gpa) else {
-            self.nobody = Some(gpa);
-            return u64::MAX;
+            let given = platform::given(self.origin.vm).and_then(|given| given.read(gpa, width.bytes()));
+            return given.unwrap_or_else(|| {
+                self.nobody = Some(gpa);
+                u64::MAX
+            });
         };
         self.origin.vm.platform().pci.lock().read_memory(offset, width.bytes())
     }
@@ -301,10 +304,13 @@ impl Bus<'_> {
             return;
         }
         let Some(offset) = self.offset_in_ecam(gpa) else {
-            self.nobody = Some(gpa);
+            let given = platform::given(self.origin.vm);
+            if !given.is_some_and(|given| given.write(gpa, width.bytes(), value)) {
+                self.nobody = Some(gpa);
+            }
             return;
         };
-        self.origin.vm.platform().pci.lock().write_memory(offset, width.bytes(), value);
+        platform::write_pci(self.origin.vm, |pci| pci.write_memory(offset, width.bytes(), value));
     }
 
     /// The offset in the memory window to PCI's configuration, if this address is there. A VM with the machine's

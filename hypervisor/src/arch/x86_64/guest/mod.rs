@@ -11,6 +11,7 @@ pub(crate) mod delivery;
 pub(crate) mod emulate;
 mod events;
 pub(crate) mod fpu;
+pub(in crate::arch::x86_64) mod functions;
 pub(crate) mod hyperv;
 pub(crate) mod intercept;
 pub(crate) mod loader;

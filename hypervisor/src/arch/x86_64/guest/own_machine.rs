@@ -28,8 +28,8 @@ use x86_boot::layout::{
 use x86_boot::own_acpi::{self, MachineTables, PlacedTables};
 use x86_boot::{Error, OwnMachine};
 
-use super::delivery;
 use super::vcpu::stop;
+use super::{delivery, functions};
 use crate::arch::x86_64::host::{acpi, boot, io_apic, low_memory, paging, port, virtio};
 use crate::cpu::{self, CpuId, PerCpu};
 use crate::device::interrupt::Target;
@@ -91,10 +91,18 @@ pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
     if io_apic::init().is_none() {
         return Err(format!("ACPI names no I/O APIC at {IO_APIC} with the first pins"));
     }
+    if functions::are_given() {
+        return Err(String::from("other VMs have some of the machine's PCI functions"));
+    }
     if ARE_TAKEN.swap(true, Ordering::AcqRel) {
         return Err(String::from("another VM has had the machine's devices; they are given once"));
     }
     Ok(low_memory::take())
+}
+
+/// Whether a VM was given the devices.
+pub(super) fn are_devices_taken() -> bool {
+    ARE_TAKEN.load(Ordering::Acquire)
 }
 
 /// The VM's SynICs' pages: where those of vCPU `index` begin.
@@ -223,7 +231,9 @@ impl MachineOfVm {
         // The memory windows into configuration space: one page for each function.
         let windows = acpi::machine().map_or(&[][..], |machine| &machine.ecam).iter();
         let config_pages = used.into_iter().flat_map(move |used| {
-            windows.clone().filter_map(move |window| page(Gpa(window.base.0 + used.function.index() * PAGE_BYTES)))
+            windows
+                .clone()
+                .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
         });
         let mut config_ports = ConfigPorts::new(used.map(|used| used.function).into_iter().collect());
         // Firmware, or the hypervisor, has left it at any function.
@@ -384,7 +394,7 @@ fn cpu_of(vm: &Vm, target: Target) -> Option<u8> {
 
 /// A device of the machine has raised `vector` on this pCPU.
 pub(in crate::arch::x86_64) fn interrupt(cpu: &PerCpu, vector: u8) {
-    let Some(vm) = io::owner() else { return };
+    let Some(vm) = io::owner() else { return functions::interrupt(cpu, vector) };
     if let Some(machine) = &vm.platform().own_machine {
         machine.interrupt(&vm, vector, cpu.id.0);
     }

@@ -1,19 +1,20 @@
 //! The PC that a guest sees: which device answers at which port, and how interrupts reach the vCPUs.
 //!
 //! There are only the devices that kernels need: two serial ports, a clock, the counter for calibrating clocks, the
-//! power-off and reset registers, an I/O APIC, a PCI bus with only its bridge. Everything else is an empty bus: reads
-//! give ones, writes are dropped.
+//! power-off and reset registers, an I/O APIC, a PCI bus with its bridge and the functions that the VM was given.
+//! Everything else is an empty bus: reads give ones, writes are dropped.
 
 use alloc::boxed::Box;
 
 use abi::control::{Line, StopReason};
-use abi::payload::{Devices, Role, VmConfig};
-use addr::{Gpa, GpaRange};
+use abi::payload::{self, Role, VmConfig};
+use addr::Gpa;
 use partition::Features;
 use spin::Mutex;
 use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT, TOOL_PORT_PIN};
 
 use super::cpuid::CpuidTable;
+pub(crate) use super::functions::Given;
 use super::hyperv::HyperV;
 pub(crate) use super::hyperv::fault_of_child;
 use super::own_machine::{self, MachineOfVm};
@@ -24,14 +25,16 @@ use crate::arch::hypercall::Children;
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
-use crate::device::pci::{self, Pci};
+use crate::device::pci::{self, Pci, Written};
 use crate::device::pit::{self, Pit};
 use crate::device::power::{self, PowerEvent};
 use crate::device::rtc::Rtc;
 use crate::device::uart;
 pub(crate) use crate::device::uart::Uart;
+use crate::io::iommu::Devices;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
+use crate::vm::memory::Memory;
 use crate::vm::tool_port::ToolPort;
 
 /// Devices and tables of one VM.
@@ -57,17 +60,17 @@ const RTC_LAST: u16 = RTC_PORT + 1;
 
 impl Platform {
     /// Of a VM with memory at these addresses. A child has none of its own.
-    pub(crate) fn new(config: &VmConfig, child: Option<&Features>, ram: &[GpaRange]) -> Self {
+    pub(crate) fn new(config: &VmConfig, child: Option<&Features>, memory: &Memory) -> Self {
         let cpuid = CpuidTable::new(config, child);
         Self {
-            hyperv: HyperV::new(config, &cpuid, child, ram),
+            hyperv: HyperV::new(config, &cpuid, child, &memory.backing.regions),
             cpuid,
             io_apic: Mutex::new(IoApic::new(0)),
-            pci: Mutex::new(Pci::new()),
+            pci: Mutex::new(Pci::with_functions(given_in(memory).into_iter().flat_map(Given::spaces))),
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
             tool_port: (config.role == Role::Parent).then(|| Box::new(ToolPort::new())),
-            own_machine: (config.devices == Devices::All).then(|| Box::new(MachineOfVm::new())),
+            own_machine: (config.devices == payload::Devices::All).then(|| Box::new(MachineOfVm::new())),
         }
     }
 }
@@ -184,11 +187,30 @@ fn write_wide(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
     let [value, ..] = wide.to_le_bytes();
     match port {
         pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => vm.platform().pit.lock().write(port, value, tsc::nanos()),
-        PCI_ADDRESS_PORT..=pci::LAST_PORT => {
-            let _ = vm.platform().pci.lock().write_port(port, bytes, wide);
-        }
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => write_pci(vm, |pci| pci.write_port(port, bytes, wide)),
         _ => {}
     }
+}
+
+/// A write to PCI's configuration. Functions that the VM was given do what it means.
+pub(super) fn write_pci(vm: &Vm, write: impl FnOnce(&mut Pci) -> Written) {
+    let mut pci = vm.platform().pci.lock();
+    let written = write(&mut pci);
+    let Some(given) = given(vm) else { return };
+    for index in written.behind_bridge() {
+        if let Some(space) = pci.space(index) {
+            given.follow(index, space);
+        }
+    }
+}
+
+/// The PCI functions that the VM was given.
+pub(super) fn given(vm: &Vm) -> Option<&Given> {
+    given_in(&vm.memory)
+}
+
+fn given_in(memory: &Memory) -> Option<&Given> {
+    memory.devices().and_then(Devices::given)
 }
 
 #[inline]

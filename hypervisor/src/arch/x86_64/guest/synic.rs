@@ -60,7 +60,7 @@ impl VcpuSynic {
             let ram = synic_ram(config.memory_bytes, config.vcpus, config.role)?;
             Some(Gpa(ram.start.0 + u64::from(index) * SYNIC_BYTES))
         };
-        let pages = match (config.role, config.devices) {
+        let pages = match (config.role, &config.devices) {
             (Role::Parent, Devices::All) => Some(own_machine::synic_page(index)),
             _ => of_pc(),
         };

@@ -77,6 +77,8 @@ pub(crate) struct Ecam {
     pub(crate) base: Hpa,
     /// First bus.
     pub(crate) first_bus: u8,
+    /// Last bus.
+    pub(crate) last_bus: u8,
 }
 
 /// Local APIC flags in the MADT: the pCPU can be used (ACPI 5.2.12.2).
@@ -151,7 +153,8 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {
         // Only segment 0: the devices that the hypervisor itself drives are there.
         for window in mcfg.entries().iter().filter(|window| window.pci_segment_group == 0) {
-            machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus: window.bus_number_start });
+            let (first_bus, last_bus) = (window.bus_number_start, window.bus_number_end);
+            machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus, last_bus });
         }
     }
     if let Ok(table) = tables.find_table::<SpcrHeader>() {

@@ -24,8 +24,8 @@ use spin::Once;
 use x86_64::structures::gdt::GlobalDescriptorTable;
 
 use super::{
-    acpi, apic, edu, framebuffer, iommu, irq, keyboard, loader_data, machine_check, paging, percpu, power, serial, smp,
-    tsc, wall_clock,
+    acpi, apic, edu, framebuffer, iommu, irq, keyboard, loader_data, machine_check, paging, pci, percpu, power, serial,
+    smp, tsc, wall_clock,
 };
 use crate::arch::control_port;
 use crate::arch::ram::LoadedFile;
@@ -331,6 +331,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     tsc::calibrate(machine);
     wall_clock::init(machine);
     apic::start_timer();
+    pci::init(machine, &handover.memory);
     iommu::init(machine, &handover.memory);
     control_port::open();
     if boot.option("selftest") == Some("tsc-skew") {

@@ -97,7 +97,7 @@ fn guarded(edu: &Edu) -> bool {
     map(&tree, &pool, &mut shape, BASE, &test.page);
     map(&tree, &pool, &mut shape, LARGE, &test.large);
     let functions = Functions::These(Vec::from([edu.function]));
-    let devices = Devices::own(functions, tree.root()).expect("nobody owns a device yet");
+    let devices = Devices::own(functions, None, tree.root()).expect("nobody owns a device yet");
     test.expect("it writes to a page of its owner", BASE.0, true);
     test.expect("it writes to a large page of its owner", LARGE.0, true);
     test.expect("it writes to Dunlin's memory", own, false);

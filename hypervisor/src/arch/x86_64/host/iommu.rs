@@ -98,6 +98,19 @@ pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
     guards.forget(domain, Pages::All, true);
 }
 
+/// Whether a function is an IOMMU, or names interrupts that are not its own.
+pub(in crate::arch::x86_64) fn is_special(function: RequesterId) -> bool {
+    let device = DeviceId(function.0);
+    GUARDS.get().is_some_and(|guards| guards.is_special(device))
+}
+
+/// Whether registers of an IOMMU are in this range.
+pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
+    let Some(guards) = GUARDS.get() else { return false };
+    let own = |unit: Unit<'_>| HpaRange::new(unit.base, registers::BYTES);
+    guards.ivrs.units().filter_map(own).any(|own| own.overlaps(range))
+}
+
 /// Takes the functions from their owner: they reach nothing any more. On return no access of theirs is under way, so
 /// the memory of `domain` may be used for something else.
 pub(crate) fn revoke(functions: &Functions, domain: Domain) {
@@ -234,14 +247,15 @@ impl Guards {
     /// The devices that these functions are, without those that no VM can own: the hypervisor's own, the IOMMUs, and
     /// special ones, whose interrupts are not the function's.
     fn devices<'a>(&'a self, functions: &'a Functions) -> impl Iterator<Item = DeviceId> + Clone + 'a {
-        let kept = move |device| {
-            let is_special = |scope| matches!(scope, Scope::Special { source, .. } if source == device);
-            self.trusted.get() == Some(&device)
-                || self.ivrs.units().any(|unit| unit.device == device)
-                || self.scopes().any(is_special)
-        };
+        let kept = move |device| self.trusted.get() == Some(&device) || self.is_special(device);
         let all = (0..=u16::MAX).filter(|number| functions.contains(RequesterId(*number))).map(DeviceId);
         all.filter(move |device| !kept(*device))
+    }
+
+    /// Whether it is an IOMMU, or names interrupts that are not its own.
+    fn is_special(&self, device: DeviceId) -> bool {
+        let names = |scope| matches!(scope, Scope::Special { source, .. } if source == device);
+        self.ivrs.units().any(|unit| unit.device == device) || self.scopes().any(names)
     }
 
     fn forget_devices(&self, devices: impl Iterator<Item = DeviceId> + Clone) {

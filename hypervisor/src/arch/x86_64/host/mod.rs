@@ -17,6 +17,7 @@ mod loader_data;
 pub(crate) mod low_memory;
 pub(crate) mod machine_check;
 pub(crate) mod paging;
+pub(crate) mod pci;
 pub(crate) mod percpu;
 pub(crate) mod port;
 pub(crate) mod power;

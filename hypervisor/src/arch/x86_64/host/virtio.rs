@@ -4,6 +4,7 @@
 
 use core::ptr::NonNull;
 
+use abi::payload::PciFunction;
 use addr::{Hpa, HpaRange};
 use alloc::vec::Vec;
 use spin::Once;
@@ -15,13 +16,12 @@ use super::acpi::{self, Ecam};
 use super::iommu;
 use super::paging::map_mmio;
 use crate::arch::control_port::HostMemory;
-use crate::io::config_space::Function;
 
 /// What the hypervisor itself uses of PCI.
 #[derive(Debug)]
 pub(in crate::arch::x86_64) struct Used {
     /// The function.
-    pub(in crate::arch::x86_64) function: Function,
+    pub(in crate::arch::x86_64) function: PciFunction,
     /// Its registers.
     pub(in crate::arch::x86_64) registers: Vec<HpaRange>,
 }
@@ -53,7 +53,7 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
         BarInfo::Memory { address, size, .. } => HpaRange::new(Hpa(*address), *size),
         BarInfo::IO { .. } => None,
     });
-    let function = Function { bus: console.bus, device: console.device, function: console.function };
+    let function = PciFunction { bus: console.bus, device: console.device, function: console.function };
     USED.call_once(|| Used { function, registers: registers.collect() });
     iommu::trust(function.into());
     root.set_command(console, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
