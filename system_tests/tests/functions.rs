@@ -84,6 +84,32 @@ fn without_an_iommu_no_vm_gets_a_function_and_the_remedy_is_told() {
     assert!(text.contains("or leave 'devices' out"), "{text}");
 }
 
+#[test]
+fn device_of_a_hostile_guest_reaches_its_memory_alone_and_all_else_runs() {
+    let machine = machine(&[
+        ("-device", amd_vi()),
+        ("-device", "edu,addr=10,dma_mask=0xffffffffffffffff"),
+        ("-device", "virtio-rng-pci,addr=11,disable-legacy=on,iommu_platform=on"),
+    ]);
+    let hostile = "experiments=edu,msi-x-tables,pci-doors,pci-fuzz,pci-doors";
+    let functions = "devices = [\"0000:00:10.0\", \"0000:00:11.0\"]\n\n";
+    let toml =
+        measuring_vm("hostile", 1, hostile) + functions + &measuring_vm("beside", 2, "experiments=mixed seconds=5");
+    let said = run(120, &toml, &machine, &["--log"]).expect_status(0);
+    for name in ["hostile", "beside"] {
+        let of_vm = |line: &&str| line.starts_with(&format!("{name}| ")) && line.contains("failures=");
+        let last = said.stdout.lines().rfind(of_vm).unwrap_or_default();
+        assert!(last.contains("failures=0"), "{name}: {said:#?}");
+        assert!(!said.stdout.contains("violation"), "{said:#?}");
+    }
+    for record in ["experiment=edu nowhere=5", "experiment=msi-x-tables tables=1", "experiment=pci-fuzz"] {
+        assert!(said.stdout.contains(record), "no {record}: {said:#?}");
+    }
+    // What it was told to write elsewhere was refused, and reported where the IOMMU does that.
+    let is_told = said.stderr.contains("warn  IOMMU: IO_PAGE_FAULT of 00:10.0 at 0x");
+    assert_eq!(is_told, amd_vi().contains("dma-remap"), "{said:#?}");
+}
+
 /// A file with random data, and its checksum.
 fn random_file(folder: &Path, bytes: usize) -> (PathBuf, String) {
     let mut random = fastrand::Rng::with_seed(25);

@@ -15,9 +15,15 @@ const FUNCTION_BYTES: u64 = 4096;
 const FUNCTIONS: u32 = 256;
 
 /// `bytes` at `register` of function `function` of bus 0, by the ports; bytes beyond these four read as absent.
-fn by_ports(function: u32, register: u32, bytes: u8) -> u32 {
+pub(super) fn by_ports(function: u32, register: u32, bytes: u8) -> u32 {
     port::write(ADDRESS, 4, ENABLE | function << 8 | register & !3);
     port::read(DATA + (register & 3) as u16, bytes)
+}
+
+/// A write to them.
+pub(super) fn write_by_ports(function: u32, register: u32, bytes: u8, value: u32) {
+    port::write(ADDRESS, 4, ENABLE | function << 8 | register & !3);
+    port::write(DATA + (register & 3) as u16, bytes, value);
 }
 
 /// Bits of the part of an access that lies within four bytes.
