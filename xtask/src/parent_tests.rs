@@ -36,7 +36,9 @@ const RECLAIM: &str = "reclaim";
 const LOAD: &str = "load";
 /// The same for a VM that owns the machine's disks and network cards, for [`MINUTES`].
 const MACHINE: &str = "machine";
-/// Stands for the number of minutes in the commands of both.
+/// The same without messages of interrupts: all of them come by level-triggered pins.
+const MACHINE_PINS: &str = "machine-pins";
+/// Stands for the number of minutes in the commands of these.
 const MINUTES: &str = "MINUTES";
 /// With Debian and libvirt as the parent's root file system.
 const LIBVIRT: &str = "libvirt";
@@ -48,7 +50,7 @@ impl Test {
     fn file(&self) -> &'static str {
         match self.name {
             LOAD => "vms/load.toml",
-            MACHINE => "vms/machine-load.toml",
+            _ if self.is_with_devices() => "vms/machine-load.toml",
             _ if self.is_with_libvirt() => "vms/libvirt.toml",
             _ => "vms/parent.toml",
         }
@@ -61,7 +63,12 @@ impl Test {
 
     /// Whether it runs only if it is named, for as long as wanted.
     fn is_long(&self) -> bool {
-        [LOAD, MACHINE].contains(&self.name)
+        self.name == LOAD || self.is_with_devices()
+    }
+
+    /// Whether the parent has disks and network cards of the machine's.
+    fn is_with_devices(&self) -> bool {
+        [MACHINE, MACHINE_PINS].contains(&self.name)
     }
 
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
@@ -295,6 +302,13 @@ const TESTS: &[Test] = &[
         quick: None,
         limit: 1800,
     },
+    Test {
+        name: MACHINE_PINS,
+        what: "only if named: the same with level-triggered interrupts",
+        command: concat!("if [ -c /dev/mshv ]; then machine-under-load MINUTES; else ", beside!(), "; fi"),
+        quick: None,
+        limit: 1800,
+    },
 ];
 
 const HELP: &str = "\
@@ -408,7 +422,7 @@ fn system_tests(places: &Places, test: &'static Test) -> Outcome {
 fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes: Option<u32>) -> Result<Outcome> {
     let minutes = minutes.unwrap_or(match test.name {
         _ if quick => 3,
-        MACHINE => 30,
+        _ if test.is_with_devices() => 30,
         _ => 60,
     });
     let script = test.quick.filter(|_| quick).unwrap_or(test.command).replace(MINUTES, &minutes.to_string());
@@ -424,8 +438,11 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     if test.is_long() {
         dunlin.arg("--log");
     }
-    if test.name == MACHINE {
+    if test.is_with_devices() {
         dunlin.args(devices(folder)?.iter().map(|word| format!("--qemu-arg={word}")));
+    }
+    if test.name == MACHINE_PINS {
+        dunlin.args(["--append", "pci=nomsi"]);
     }
     if let Some(kernel) = test.kernel() {
         dunlin.args(["--kernel", kernel, "--initrd", kernel]);
