@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use system_tests::{Run, dunlin_run_vms, finished, measuring_vm};
+use system_tests::{Host, Run, dunlin_run_vms, finished, measuring_vm, tool};
 use tempfile::TempDir;
 
 /// The IOMMU, as QEMU's argument: versions that have `dma-remap` need it to translate.
@@ -82,6 +82,28 @@ fn without_an_iommu_no_vm_gets_a_function_and_the_remedy_is_told() {
     assert_ne!(said.status, 0, "{text}");
     assert!(text.contains("no IOMMU guards this machine: firmware reports none (no ACPI table IVRS)"), "{text}");
     assert!(text.contains("or leave 'devices' out"), "{text}");
+}
+
+#[test]
+fn function_without_a_reset_of_its_own_is_given_once() {
+    let devices =
+        machine(&[("-device", amd_vi()), ("-device", "virtio-rng-pci,addr=11,disable-legacy=on,iommu_platform=on")]);
+    let other = format!("memory = \"512M\"\n\n{}", measuring_vm("other", 1, "experiments=mixed seconds=60"));
+    let host = Host::start(100, 2, &other, |_| devices);
+    let _ = host.ask("stats");
+    let pid = host.pid().to_string();
+    let run = |words: &[&str]| finished(Command::new(tool()).args(words).args(["--host", &pid]));
+    let file = host.folder().join("owner.toml");
+    std::fs::write(&file, owner("owner", "\"0000:00:11.0\"")).expect("can be written");
+    let create = || run(&["create", &file.to_string_lossy()]);
+    let _ = create().expect_status(0);
+    let taken = create();
+    assert!(taken.status != 0 && taken.stderr.contains("owner"), "{taken:#?}");
+    let _ = run(&["destroy", "owner"]).expect_status(0);
+    let again = create();
+    let why = "key 'devices': the host cannot create it: 0000:00:11.0: another VM has had it, and it cannot be reset";
+    assert!(again.status != 0 && again.stderr.contains(why), "{again:#?}");
+    host.end();
 }
 
 #[test]
