@@ -7,7 +7,7 @@
 //! | BARs | the function's registers, mapped in stage 2 ([`window`]), except pages with the table of messages |
 //! | such a page | accesses one by one: the table is emulated ([`messages`]), other registers are the function's |
 //! | a message (MSI-X, MSI) | the function sends a vector of the hypervisor's ([`vectors`]), and the guest gets its own |
-//! | DMA | its memory at its own addresses, by the IOMMU ([`iommu`](super::iommu)) |
+//! | DMA | its memory at its own addresses, by the IOMMU (`io::iommu`) |
 //!
 //! All of this is plain computation. Nothing that a guest writes, and nothing that a function claims, is believed.
 
