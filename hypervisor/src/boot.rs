@@ -4,6 +4,7 @@ pub mod console;
 pub mod efi;
 pub mod handover;
 pub mod madt;
+pub mod mcfg;
 pub(crate) mod modules;
 mod options;
 pub mod soft_off;

@@ -13,7 +13,7 @@ use crate::frames::Frames;
 /// First HPA that has no place in the direct map; RAM from there on is not used.
 pub(super) const DIRECT_MAP_END: Hpa = Hpa(MMIO - DIRECT_MAP);
 /// First HPA that has no place in the window for device registers.
-const MMIO_END: Hpa = Hpa(STACKS - MMIO);
+pub(crate) const MMIO_END: Hpa = Hpa(STACKS - MMIO);
 
 /// Where the next stack's lower guard page goes.
 static NEXT_STACK: AtomicU64 = AtomicU64::new(STACKS);

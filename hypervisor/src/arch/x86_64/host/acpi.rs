@@ -11,15 +11,19 @@ use ::acpi::madt::{Madt, MadtEntry};
 use ::acpi::mcfg::Mcfg;
 use ::acpi::sdt::{SdtHeader, Signature};
 use ::acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping};
-use addr::Hpa;
+use addr::{Hpa, PAGE_BYTES};
 use spin::Once;
 use x86_boot::own_acpi;
 
-use super::{paging, power};
+use super::{paging, port, power};
+use crate::arch::mappings::MMIO_END;
 use crate::boot::handover::RootTable;
 use crate::boot::madt;
+use crate::boot::mcfg::{Unusable, Window};
 use crate::boot::soft_off::{self, SleepTypes};
 use crate::boot::spcr::{self, Spcr};
+use crate::io::config_space::ADDRESS_PORT;
+use crate::memory_map::MemoryMap;
 
 /// The facts that bring-up needs.
 #[derive(Debug, Default)]
@@ -34,8 +38,8 @@ pub(crate) struct Machine {
     pub(crate) soft_off: Option<SoftOff>,
     /// Index of the century in the CMOS RTC, 0 if it has none.
     pub(crate) rtc_century: u8,
-    /// Memory windows into PCI configuration space.
-    pub(crate) ecam: Vec<Ecam>,
+    /// Memory windows into the configuration space of PCI segment 0, as far as they can be believed.
+    pub(crate) ecam: Vec<Window>,
     /// There is a controller for a keyboard and a mouse (8042).
     pub(crate) has_keyboard_controller: bool,
     /// The firmware's own serial console, if it reports one.
@@ -70,17 +74,6 @@ pub(crate) struct SoftOff {
     pub(crate) enable: Option<(u16, u8)>,
 }
 
-/// Configuration space of the buses of a PCI segment, in memory (PCI Express 7.2.2).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ecam {
-    /// Where bus 0 would be.
-    pub(crate) base: Hpa,
-    /// First bus.
-    pub(crate) first_bus: u8,
-    /// Last bus.
-    pub(crate) last_bus: u8,
-}
-
 /// Local APIC flags in the MADT: the pCPU can be used (ACPI 5.2.12.2).
 const ENABLED: u32 = 1;
 
@@ -91,12 +84,12 @@ pub(in crate::arch::x86_64) fn machine() -> Option<&'static Machine> {
     MACHINE.get()
 }
 
-/// Reads the tables; `None` if there are none, or none with the pCPUs.
-pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
-    MACHINE.try_call_once(|| parse(root).ok_or(())).ok()
+/// Reads the tables; `None` if there are none, or none with the pCPUs. `memory` is the loader's map.
+pub(super) fn read(root: Option<RootTable>, memory: &MemoryMap) -> Option<&'static Machine> {
+    MACHINE.try_call_once(|| parse(root, memory).ok_or(())).ok()
 }
 
-fn parse(root: Option<RootTable>) -> Option<Machine> {
+fn parse(root: Option<RootTable>, memory: &MemoryMap) -> Option<Machine> {
     let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
     let root = root?;
     let tables = match root {
@@ -151,11 +144,7 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, bytes(dsdt.address, dsdt.length)?));
     }
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {
-        // Only segment 0: the devices that the hypervisor itself drives are there.
-        for window in mcfg.entries().iter().filter(|window| window.pci_segment_group == 0) {
-            let (first_bus, last_bus) = (window.bus_number_start, window.bus_number_end);
-            machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus, last_bus });
-        }
+        machine.ecam = windows(&mcfg.get(), memory);
     }
     if let Ok(table) = tables.find_table::<SpcrHeader>() {
         machine.spcr = bytes(table.physical_start(), table.header().length).map(spcr::read);
@@ -164,6 +153,40 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         machine.ivrs = bytes(table.physical_start(), table.header().length);
     }
     Some(machine)
+}
+
+/// The windows of segment 0: the devices that the hypervisor itself drives are there. Those that cannot be windows are
+/// left out.
+fn windows(mcfg: &Mcfg, memory: &MemoryMap) -> Vec<Window> {
+    let mut windows = Vec::new();
+    for entry in mcfg.entries().iter().filter(|entry| entry.pci_segment_group == 0) {
+        let (first_bus, last_bus) = (entry.bus_number_start, entry.bus_number_end);
+        let window = Window { base: Hpa(entry.base_address), first_bus, last_bus };
+        let taken = memory.ram_and_acpi();
+        let end = paging::physical_end().min(MMIO_END);
+        let checked = window.check(&windows, taken.iter().copied(), end).and_then(|()| show_the_same(&window));
+        match checked {
+            Ok(()) => windows.push(window),
+            Err(why) => log::warn!("ACPI: the table MCFG names PCI configuration space at {window}: left out, {why}"),
+        }
+    }
+    windows
+}
+
+/// Whether a window with bus 0 shows the first device that the ports of mechanism #1 show (PCI Local Bus 3.0,
+/// 3.2.2.3.2).
+fn show_the_same(window: &Window) -> Result<(), Unusable> {
+    /// Of function 0 of device 0 on bus 0: vendor and device.
+    const FIRST: u32 = 1 << 31;
+    if !window.has(0) {
+        return Ok(());
+    }
+    port::write_u32(ADDRESS_PORT, FIRST);
+    let by_ports = port::read_u32(ADDRESS_PORT + 4);
+    let first = paging::map_mmio(window.base, PAGE_BYTES).0 as *const u32;
+    // SAFETY: mapped, and not RAM. Reading the first register of a function has no effect.
+    let by_window = unsafe { first.read_volatile() };
+    if by_window == by_ports { Ok(()) } else { Err(Unusable::Other { by_window, by_ports }) }
 }
 
 /// The RSDT or XSDT, and the bytes of each of its entries. The crate has checked it, but does not show it.

@@ -313,7 +313,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
         power::set_panic(how);
     }
 
-    let machine = acpi::read(handover.root_table);
+    let machine = acpi::read(handover.root_table, &handover.memory);
     serial::choose(boot.option("console"), machine.and_then(|machine| firmwares_uart(machine.spcr?, handover)));
     uart_log::open();
     let Some(machine) = machine else {
@@ -331,7 +331,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     tsc::calibrate(machine);
     wall_clock::init(machine);
     apic::start_timer();
-    pci::init(machine, &handover.memory);
+    pci::init(machine);
     iommu::init(machine, &handover.memory);
     control_port::open();
     if boot.option("selftest") == Some("tsc-skew") {

@@ -14,7 +14,7 @@ use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, PciRoot}
 
 use super::paging::map_mmio;
 use super::virtio::Bus0;
-use super::{acpi, power, tsc};
+use super::{power, tsc};
 use crate::arch::tables::TablePool;
 use crate::arch::x86_64::format::{Stage2Format, stage2_format};
 use crate::arch::{Arch, Machine};
@@ -193,11 +193,10 @@ struct Edu {
 
 impl Edu {
     fn find() -> Option<Self> {
-        let window = acpi::machine()?.ecam.iter().find(|window| window.first_bus == 0)?;
-        let mut root = PciRoot::new(Bus0::new(window));
+        let mut root = PciRoot::new(Bus0::find()?);
         let (device, _) = root.enumerate_bus(0).find(|(_, info)| (info.vendor_id, info.device_id) == EDU)?;
         root.set_command(device, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
-        let base = Bus0::new(window).read_word(device, 0x10) & !0xf;
+        let base = Bus0::find()?.read_word(device, 0x10) & !0xf;
         let function = RequesterId(u16::from(device.device) << 3 | u16::from(device.function));
         Some(Self { function, registers: map_mmio(Hpa(base.into()), REGISTERS).0 })
     }

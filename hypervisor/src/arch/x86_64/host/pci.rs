@@ -3,8 +3,8 @@
 //! [`init`] lists them before the other pCPUs start, because it asks for the sizes of BARs: for a moment a function's
 //! memory is off, and an emulator minds ([`quirks`](super::quirks)). Later, VMs are given functions of this list.
 //!
-//! Firmware's table of windows (MCFG) may lie. A window is used if no RAM is in it. A function that is not there reads
-//! as ones, whatever else is at its place.
+//! Firmware's table of windows (MCFG) may lie ([`mcfg`](crate::boot::mcfg)). A function that is not there reads as
+//! ones, whatever else is at its place.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -14,11 +14,10 @@ use abi::payload::PciFunction;
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 use spin::Once;
 
-use super::acpi::{self, Ecam};
+use super::acpi;
 use super::paging::map_mmio;
 use crate::device::pci::config_space::{BYTES, register};
 use crate::io::function::{BARS, Raw};
-use crate::memory_map::MemoryMap;
 
 /// A function of the machine.
 #[derive(Debug)]
@@ -33,8 +32,6 @@ pub(in crate::arch::x86_64) struct Listed {
 /// All functions that were found.
 static FUNCTIONS: Once<Vec<Listed>> = Once::new();
 
-/// Bytes of the window of one bus.
-const BUS_BYTES: u64 = 1 << 20;
 /// Class of bridges.
 const CLASS_BRIDGE: u8 = 6;
 const BRIDGE_HEADER: u8 = 1;
@@ -43,12 +40,13 @@ const SECONDARY_BUS: usize = 0x19;
 const DECODES: u16 = 0b11;
 
 /// Lists the functions of segment 0. Runs on the first pCPU, before devices are used.
-pub(super) fn init(machine: &acpi::Machine, ram: &MemoryMap) {
+pub(super) fn init(machine: &acpi::Machine) {
     let mut found = Vec::new();
     let mut seen = [false; 256];
     let mut buses: Vec<u8> = machine.ecam.iter().map(|window| window.first_bus).collect();
     while let Some(bus) = buses.pop() {
-        if core::mem::replace(&mut seen[usize::from(bus)], true) || !is_in_a_window(machine, ram, bus) {
+        let is_reachable = machine.ecam.iter().any(|window| window.has(bus));
+        if core::mem::replace(&mut seen[usize::from(bus)], true) || !is_reachable {
             continue;
         }
         for device in 0..32 {
@@ -73,17 +71,6 @@ pub(super) fn init(machine: &acpi::Machine, ram: &MemoryMap) {
     }
     log::debug!("PCI: {} functions", found.len());
     FUNCTIONS.call_once(|| found);
-}
-
-/// Whether a window has this bus, and no RAM is there.
-fn is_in_a_window(machine: &acpi::Machine, ram: &MemoryMap, bus: u8) -> bool {
-    let Some(window) = machine.ecam.iter().find(|window| window.has(bus)) else { return false };
-    let range = HpaRange::new(Hpa(window.base.0.saturating_add(u64::from(bus) * BUS_BYTES)), BUS_BYTES);
-    let is_free = range.is_some_and(|range| ram.ram_and_acpi().iter().all(|ram| !ram.overlaps(&range)));
-    if !is_free {
-        log::warn!("ACPI: the table MCFG places the configuration of PCI bus {bus:02x} where RAM is; it is not used");
-    }
-    is_free
 }
 
 fn list(function: PciFunction, space: &Space) -> Listed {
@@ -131,12 +118,6 @@ impl Listed {
             let own = HpaRange::new(Hpa(start), bytes);
             value & PORTS == 0 && start != 0 && own.is_some_and(|own| own.overlaps(range))
         })
-    }
-}
-
-impl Ecam {
-    fn has(&self, bus: u8) -> bool {
-        (self.first_bus..=self.last_bus).contains(&bus)
     }
 }
 

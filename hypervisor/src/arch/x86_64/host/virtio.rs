@@ -12,9 +12,8 @@ use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::bus::{BarInfo, Command, ConfigurationAccess, DeviceFunction, PciRoot};
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 
-use super::acpi::{self, Ecam};
-use super::iommu;
 use super::paging::map_mmio;
+use super::{acpi, iommu};
 use crate::arch::control_port::HostMemory;
 
 /// What the hypervisor itself uses of PCI.
@@ -41,13 +40,9 @@ pub(crate) type ConsoleTransport = PciTransport;
 /// Only one pCPU may run at the time of the call: sizing a device's registers moves them through the address space for
 /// a moment, which matters to an emulator ([`quirks`](super::quirks)).
 pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Display)> {
-    let (mut root, console) =
-        acpi::machine()?.ecam.iter().filter(|window| window.first_bus == 0).find_map(|window| {
-            let root = PciRoot::new(Bus0::new(window));
-            let mut functions = root.enumerate_bus(0);
-            let console = functions.find(|(_, info)| virtio_device_type(info) == Some(DeviceType::Console));
-            console.map(|(function, _)| (root, function))
-        })?;
+    let mut root = PciRoot::new(Bus0::find()?);
+    let mut functions = root.enumerate_bus(0);
+    let (console, _) = functions.find(|(_, info)| virtio_device_type(info) == Some(DeviceType::Console))?;
     let bars = root.bars(console).unwrap_or_default();
     let registers = bars.iter().flatten().filter_map(|bar| match bar {
         BarInfo::Memory { address, size, .. } => HpaRange::new(Hpa(*address), *size),
@@ -70,9 +65,10 @@ impl Bus0 {
     /// 32 devices of 8 functions, 4 KiB each.
     const BYTES: u64 = 1 << 20;
 
-    pub(super) fn new(window: &Ecam) -> Self {
-        let start = map_mmio(window.base, Self::BYTES);
-        Self(NonNull::new(start.0 as *mut u32).expect("device registers are not at address 0"))
+    /// By the window that firmware names for it.
+    pub(super) fn find() -> Option<Self> {
+        let window = acpi::machine()?.ecam.iter().find(|window| window.first_bus == 0)?;
+        NonNull::new(map_mmio(window.base, Self::BYTES).0 as *mut u32).map(Self)
     }
 
     fn register(&self, function: DeviceFunction, offset: u8) -> Option<*mut u32> {
