@@ -39,3 +39,10 @@ fn window_into_pci_configuration_space_that_lies_is_left_out_and_told() {
         assert!(said.contains("check: VMs can run on this machine"), "{said}");
     }
 }
+
+#[test]
+fn pcpus_beyond_the_limit_are_told_and_stay_asleep() {
+    let said = check(&["-smp", "66"]);
+    assert!(said.contains("warn  the machine has 66 pCPUs, only 64 are supported; the others stay asleep"), "{said}");
+    assert!(said.contains("ok       64 started"), "{said}");
+}
