@@ -27,7 +27,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use shootdown::Presence;
-use stage2::{Access, Attempt, Cell, Collapse, Epochs, Format, Limbo, NptOf, Pages, Stale, Tlb, Tree, Walker};
+use stage2::{Access, Attempt, Cell, Collapse, Epochs, Format, Iommu, Limbo, NptOf, Pages, Stale, Tlb, Tree, Walker};
 
 /// One byte long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,7 +50,7 @@ const NEW: u8 = 2;
 /// The page with the instruction: the first of two that form one large page without a log.
 const PAGE: Gpa = Gpa(0);
 const HERE: Place = Place { rip: 0, space: 0, mode: ModeNumber(0), gpa: Some(PAGE) };
-const FORMAT: NptOf<1> = NptOf { one_gib_pages: false };
+const FORMAT: NptOf<1> = NptOf { one_gib_pages: false, iommu: Iommu::AmdVi };
 
 /// Whether code that holds the lock may wait for other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use std::time::Instant;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 use stage2::{
-    Access, Cell, DirtyLog, ENTRIES, Epochs, Fault, Format, Granularity, MarkWord, Npt, Pages, Policy, Rounds, Source,
-    Spare, Stale, Start, Tlb, Tree, Vmsa, Walk, Walker,
+    Access, Cell, DirtyLog, ENTRIES, Epochs, Fault, Format, Granularity, Iommu, MarkWord, Npt, Pages, Policy, Rounds,
+    Source, Spare, Stale, Start, Tlb, Tree, Vmsa, Walk, Walker,
 };
 
 type Table = [AtomicU64; ENTRIES];
@@ -373,17 +373,17 @@ fn main() {
     if let Some(kind) = std::env::args().find_map(|argument| argument.strip_prefix("count-").map(str::to_owned)) {
         return match kind.strip_suffix("-arm") {
             Some(kind) => count(kind, arm),
-            None => count(&kind, Npt { one_gib_pages: true }),
+            None => count(&kind, Npt { one_gib_pages: true, iommu: Iommu::AmdVi }),
         };
     }
     println!("a cycle takes {:.2} ns", cycle());
-    faults("nested", Npt { one_gib_pages: true });
+    faults("nested", Npt { one_gib_pages: true, iommu: Iommu::AmdVi });
     faults("arm", arm);
     marks();
     for (source, policy) in [(Source::WriteProtect, Policy::Lazy), (Source::Hardware, Policy::Adaptive)] {
         println!("writes are recorded by {source:?}");
-        rounds("nested", Npt { one_gib_pages: true }, source, policy);
-        clean("nested", Npt { one_gib_pages: true }, source, policy);
+        rounds("nested", Npt { one_gib_pages: true, iommu: Iommu::AmdVi }, source, policy);
+        clean("nested", Npt { one_gib_pages: true, iommu: Iommu::AmdVi }, source, policy);
         rounds("arm", arm, source, policy);
         clean("arm", arm, source, policy);
     }

@@ -69,7 +69,7 @@ pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
 pub use fault::{Denial, Fault, Granularity};
 pub use format::{Format, PageTableEntry, Replace, Source};
 pub use marks::MarkWord;
-pub use npt::{Npt, NptOf};
+pub use npt::{Iommu, Npt, NptOf};
 pub use pace::Pace;
 pub use pages::{Cell, Pages, Tlb};
 pub use protect::Attempt;

@@ -24,6 +24,12 @@
 //!
 //! So each entry carries both, at no cost, and a VM that owns devices hands its root to the IOMMU.
 //!
+//! Intel's IOMMU (VT-d, D51397, 9.8) reads bit 0 as the right to read and bit 1 as the right to write, and knows large
+//! pages by bit 7, too. It ignores what the processor has in bits 2-6, 8, 59, 60 and 63. But bits 11 and 62 are
+//! reserved for it. So on a machine with VT-d entries go without the bits for AMD's ([`Iommu`]), and an entry that is
+//! not present has no right to write. (Only an emulator has an AMD processor with VT-d. A processor of Intel has tables
+//! of another format, whose bits 0, 1 and 7 mean the same.)
+//!
 //! A VM with devices has no dirty log: the IOMMU records no writes. It also refuses a write to a protected page for
 //! good, where a guest would fault and try again. So the software bits of a log may be where they are: harmless in
 //! leaves, and reserved where an entry points to a table. For the same reason such a VM's memory is mapped from the
@@ -33,10 +39,10 @@ use crate::{Access, Format, Memory, PageTableEntry, Replace, Source};
 use addr::Hpa;
 
 /// Bits of an entry (APM vol. 2, 5.3.3 and 5.4).
-/// Present, which is readable: for devices there is a bit of its own.
-const PRESENT: u64 = 1 << 0 | DEVICE_READS;
-/// May be written, by the guest and by its devices. No entry has one of the two bits.
-const WRITE: u64 = 1 << 1 | DEVICE_WRITES;
+/// Present, which is readable.
+const PRESENT: u64 = 1 << 0;
+/// May be written.
+const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const WRITE_THROUGH: u64 = 1 << 3;
 const CACHE_DISABLE: u64 = 1 << 4;
@@ -45,9 +51,9 @@ const DIRTY: u64 = 1 << 6;
 /// Leaf above level 0. At level 0 this bit belongs to the memory type and stays clear.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
-/// A device may read, may write.
-const DEVICE_READS: u64 = 1 << 61;
-const DEVICE_WRITES: u64 = 1 << 62;
+/// A device may read, may write: [`PRESENT`] and [`WRITE`] once more.
+const DEVICE_SHIFT: u32 = 61;
+const DEVICE: u64 = (PRESENT | WRITE) << DEVICE_SHIFT;
 /// Next level.
 const NEXT_LEVEL_SHIFT: u32 = 9;
 /// Bits 51:12.
@@ -63,6 +69,8 @@ const IDLE: u64 = 1 << 60;
 /// Set in an entry that was present: it is not, because a processor is about to write it again. The next level, below
 /// four, leaves this bit free.
 const BUSY: u64 = 1 << 11;
+/// Set in such an entry that was writable: it cannot have [`WRITE`], which for VT-d is enough to be present.
+const WAS_WRITABLE: u64 = 1 << 52;
 
 /// SVM's nested page-table format with four levels: GPAs below 2^48.
 pub type Npt = NptOf<9>;
@@ -72,6 +80,28 @@ pub type Npt = NptOf<9>;
 pub struct NptOf<const INDEX_BITS: u32> {
     /// Whether the processor has 1 GiB pages (CPUID 8000_0001 EDX bit 26).
     pub one_gib_pages: bool,
+    /// For which IOMMU's sake entries carry more than the processor reads.
+    pub iommu: Iommu,
+}
+
+/// What walks the tables of a VM for its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Iommu {
+    /// AMD's, or nothing.
+    #[default]
+    AmdVi,
+    /// Intel's.
+    VtD,
+}
+
+impl<const INDEX_BITS: u32> NptOf<INDEX_BITS> {
+    /// With the same rights for devices.
+    fn for_devices(&self, bits: u64) -> u64 {
+        match self.iommu {
+            Iommu::AmdVi => bits & !DEVICE | (bits & (PRESENT | WRITE)) << DEVICE_SHIFT,
+            Iommu::VtD => bits,
+        }
+    }
 }
 
 impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
@@ -111,7 +141,11 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
     }
 
     fn table(&self, hpa: Hpa, level: u32) -> u64 {
-        hpa.0 | PRESENT | WRITE | USER | u64::from(level) << NEXT_LEVEL_SHIFT
+        let next = match self.iommu {
+            Iommu::AmdVi => u64::from(level) << NEXT_LEVEL_SHIFT,
+            Iommu::VtD => 0,
+        };
+        self.for_devices(hpa.0 | PRESENT | WRITE | USER | next)
     }
 
     fn quiet(&self) -> u64 {
@@ -123,7 +157,8 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
     }
 
     fn broken(&self, bits: u64) -> u64 {
-        bits & !PRESENT | BUSY
+        let was_writable = if bits & WRITE != 0 { WAS_WRITABLE } else { 0 };
+        bits & !(PRESENT | WRITE | DEVICE) | BUSY | was_writable
     }
 
     fn is_broken(&self, bits: u64) -> bool {
@@ -131,7 +166,11 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
     }
 
     fn unbroken(&self, bits: u64) -> u64 {
-        if self.is_broken(bits) { bits & !BUSY | PRESENT } else { bits }
+        if !self.is_broken(bits) {
+            return bits;
+        }
+        let write = if bits & WAS_WRITABLE != 0 { WRITE } else { 0 };
+        self.for_devices(bits & !(BUSY | WAS_WRITABLE) | PRESENT | write)
     }
 
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
@@ -142,7 +181,7 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         };
         // Dirty at first: to a dirty log, a new mapping is a change.
         let write = if access.write { WRITE | DIRTY } else { 0 };
-        hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access)
+        self.for_devices(hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access))
     }
 
     fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
@@ -160,14 +199,14 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
 
     fn with_access(&self, bits: u64, access: Access) -> u64 {
         let others = bits & !NO_EXECUTE | no_execute(access);
-        match (may_write(bits), access.write) {
+        self.for_devices(match (may_write(bits), access.write) {
             (true, true) | (false, false) => others,
             (false, true) => others | WRITE,
             (true, false) => {
                 let marked = if bits & WRITE != 0 { MARKED } else { 0 };
                 others & !(WRITE | PROTECTED) | marked
             }
-        }
+        })
     }
 
     fn part(&self, bits: u64, level: u32, index: u64) -> u64 {
@@ -212,21 +251,21 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
 
     fn write_protected(&self, bits: u64) -> u64 {
         let protected = if may_write(bits) { PROTECTED } else { 0 };
-        bits & !(WRITE | DIRTY | MARKED) | protected
+        self.for_devices(bits & !(WRITE | DIRTY | MARKED) | protected)
     }
 
     fn recorded(&self, bits: u64) -> u64 {
         let write = if may_write(bits) { WRITE } else { 0 };
-        bits & !(PROTECTED | DIRTY | MARKED) | write
+        self.for_devices(bits & !(PROTECTED | DIRTY | MARKED) | write)
     }
 
     fn writable(&self, bits: u64) -> u64 {
-        if may_write(bits) { bits & !PROTECTED | WRITE | DIRTY } else { bits }
+        if may_write(bits) { self.for_devices(bits & !PROTECTED | WRITE | DIRTY) } else { bits }
     }
 
     fn released(&self, bits: u64) -> u64 {
         let write = if may_write(bits) { WRITE } else { 0 };
-        bits & !(PROTECTED | MARKED) | write
+        self.for_devices(bits & !(PROTECTED | MARKED) | write)
     }
 }
 

@@ -11,8 +11,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use stage2::{
-    Access, Cell, DirtyLog, Epochs, Fault, Granularity, MarkWord, NptOf, Pages, Policy, Quiescence, Rounds, Source,
-    Spare, Stale, Start, Tlb, Tree, Walker, Walking,
+    Access, Cell, DirtyLog, Epochs, Fault, Granularity, Iommu, MarkWord, NptOf, Pages, Policy, Quiescence, Rounds,
+    Source, Spare, Stale, Start, Tlb, Tree, Walker, Walking,
 };
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
@@ -252,7 +252,8 @@ impl Tlb for Pool {
 fn opener_and_cleaner(ordered: bool) {
     explore(move || {
         let pool = Pool::new(ordered);
-        let (tree, mut shape) = Tree::new(NptOf::<1> { one_gib_pages: true }, &pool).expect("tables");
+        let (tree, mut shape) =
+            Tree::new(NptOf::<1> { one_gib_pages: true, iommu: Iommu::AmdVi }, &pool).expect("tables");
         let slot = GpaRange::new(Gpa(0), 2 << 12).expect("a range");
         // Two pages that are not adjacent in host memory form no large one.
         for page in 0..2 {

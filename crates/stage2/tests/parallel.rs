@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa};
-use stage2::{Access, Cell, ENTRIES, Epochs, Format, Npt, Pages, Stale, Tlb, Tree, Vmsa, Walker};
+use stage2::{Access, Cell, ENTRIES, Epochs, Format, Iommu, Npt, Pages, Stale, Tlb, Tree, Vmsa, Walker};
 
 type Table = [AtomicU64; ENTRIES];
 
@@ -72,7 +72,7 @@ impl Tlb for Pool {
 
 #[test]
 fn threads_that_protect_pages_of_one_leaf_split_it_once_and_lose_nothing() {
-    protect_in_parallel(Npt { one_gib_pages: true });
+    protect_in_parallel(Npt { one_gib_pages: true, iommu: Iommu::AmdVi });
     for bbm in 0..=2 {
         protect_in_parallel(Vmsa::new(39, 40, false).expect("possible").with_bbm(bbm));
     }

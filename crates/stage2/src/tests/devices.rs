@@ -1,5 +1,5 @@
-//! A device's way through a VM's nested tables: the IOMMU's rules for host page tables (48882, 2.2.3), implemented a
-//! second time.
+//! A device's way through a VM's nested tables: the IOMMUs' rules, implemented a second time. Those of AMD's for host
+//! page tables (48882, 2.2.3), and those of VT-d for second-stage tables (D51397, 9.8).
 
 use super::Pool;
 use crate::{Cell, ENTRIES, Pages};
@@ -36,4 +36,34 @@ pub(super) fn walk(pool: &Pool, root: Hpa, levels: u32, gpa: Gpa) -> Option<(Hpa
         assert_eq!(next, level - 1, "no level is left out");
         (level, table) = (next, address);
     }
+}
+
+/// Bits that VT-d reserves: snoop and transient mapping, and those beyond an address.
+const RESERVED_BY_VT_D: u64 = 1 << 11 | 1 << 62;
+
+/// The same as [`walk`] by VT-d, through four levels.
+///
+/// # Panics
+/// When an entry on the way is not as the manual requires.
+pub(super) fn walk_by_vt_d(pool: &Pool, root: Hpa, gpa: Gpa) -> Option<(Hpa, bool)> {
+    let (mut table, mut writes) = (root, true);
+    for level in (0..4).rev() {
+        let shift = 12 + 9 * level;
+        let entry = pool.load(Cell::new(table, usize::try_from(gpa.0 >> shift).expect("small") % ENTRIES));
+        // One right is enough to be present.
+        if entry & 0b11 == 0 {
+            return None;
+        }
+        assert_eq!(entry & RESERVED_BY_VT_D, 0, "reserved bits of the entry {entry:#x}");
+        assert_eq!(entry & 1, 1, "no entry is only writable: {entry:#x}");
+        writes &= entry & 2 != 0;
+        let address = Hpa(entry & 0x000f_ffff_ffff_f000);
+        if level == 0 || entry & 1 << 7 != 0 {
+            let inside = (1 << shift) - 1;
+            assert_eq!(address.0 & inside, 0, "the leaf {entry:#x} of level {level} is aligned");
+            return Some((Hpa(address.0 + (gpa.0 & inside)), writes));
+        }
+        table = address;
+    }
+    None
 }

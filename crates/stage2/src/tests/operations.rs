@@ -1,7 +1,7 @@
 //! Single operations on a tree that no other processor uses.
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
-use crate::{Access, MapError, Npt, Scope, Stale};
+use crate::{Access, Iommu, MapError, Npt, Scope, Stale};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +56,7 @@ fn host_memory_that_is_aligned_differently_gets_smaller_leaves() {
 #[test]
 fn processor_without_1_gib_pages_gets_none() {
     let pool = Pool::of(4);
-    let mut tree = Guest::new(Npt { one_gib_pages: false }, &pool).expect("pool");
+    let mut tree = Guest::new(Npt { one_gib_pages: false, iommu: Iommu::AmdVi }, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, GIB), Hpa(0), Access::ALL).expect("maps");
     assert_eq!(leaf_at(&tree, &pool, 0).expect("mapped").level, 1);
 }

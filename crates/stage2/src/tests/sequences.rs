@@ -1,7 +1,7 @@
 //! Random sequences of operations against a naive model: a map of 4 KiB pages.
 
 use super::{GIB, Guest, MIB, NPT, Pool, devices, range};
-use crate::{Access, Format, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
+use crate::{Access, Format, Iommu, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -266,6 +266,12 @@ fn devices_agree(tree: &Guest<Npt>, pool: &Pool, gpa: Gpa, to: Option<(u64, Acce
     assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
 }
 
+/// The same behind the other vendor's IOMMU.
+fn devices_of_vt_d_agree(tree: &Guest<Npt>, pool: &Pool, gpa: Gpa, to: Option<(u64, Access)>) {
+    let found = devices::walk_by_vt_d(pool, tree.root(), gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
+}
+
 fn nothing_else<F>(_: &Guest<F>, _: &Pool, _: Gpa, _: Option<(u64, Access)>) {}
 
 proptest! {
@@ -273,7 +279,8 @@ proptest! {
     fn npt_agrees_with_the_model(
         steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, one_gib_pages in any::<bool>(),
     ) {
-        run(Npt { one_gib_pages }, pool, &steps, devices_agree)?;
+        run(Npt { one_gib_pages, iommu: Iommu::AmdVi }, pool, &steps, devices_agree)?;
+        run(Npt { one_gib_pages, iommu: Iommu::VtD }, pool, &steps, devices_of_vt_d_agree)?;
     }
 }
 

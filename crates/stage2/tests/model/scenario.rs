@@ -10,8 +10,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
 use stage2::{
-    Access, Collapse, DirtyLog, Epochs, Format, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape, Source, Spare,
-    Stale, Start, Tree, VmsaOf, Walk, Walker,
+    Access, Collapse, DirtyLog, Epochs, Format, Iommu, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape, Source,
+    Spare, Stale, Start, Tree, VmsaOf, Walk, Walker,
 };
 
 use crate::machine::{Cpu, Machine, Mutant};
@@ -103,7 +103,7 @@ impl<F: Format> Guest<F> {
 
 fn once(setting: Setting) {
     match setting.rules {
-        Rules::Nested => once_on(setting, NptOf::<2> { one_gib_pages: true }),
+        Rules::Nested => once_on(setting, NptOf::<2> { one_gib_pages: true, iommu: Iommu::AmdVi }),
         Rules::Arm { bbm, hafdbs } => {
             let format = VmsaOf::<2>::new(21, 40, false).expect("possible").with_bbm(bbm);
             once_on(setting, if hafdbs { format.with_recorded_writes() } else { format });

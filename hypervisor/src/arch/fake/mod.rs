@@ -499,12 +499,12 @@ pub(crate) mod tlb {
 
 /// Tables of stage 2 are SVM's.
 pub(crate) mod format {
-    use stage2::Npt;
+    use stage2::{Iommu, Npt};
 
     pub(crate) type Stage2Format = Npt;
 
     pub(crate) const fn stage2_format() -> Npt {
-        Npt { one_gib_pages: false }
+        Npt { one_gib_pages: false, iommu: Iommu::AmdVi }
     }
 }
 
