@@ -95,7 +95,7 @@ const CHECKS: [Check; 14] = [
 ];
 
 const CRATES_DOCUMENT: &str = "docs/decisions/0002-crates.md";
-const VOCABULARY: [&str; 6] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyperv_defs", "amd_vi"];
+const VOCABULARY: [&str; 7] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyperv_defs", "amd_vi", "vt_d"];
 /// An algorithm and its macros. For a user they are one crate; the compiler requires a separate crate for macros. They
 /// are `no_std` like all libraries, though they only run inside the compiler.
 const MACROS: (&str, &str) = ("vcpu_layout", "vcpu_layout_derive");

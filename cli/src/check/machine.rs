@@ -226,7 +226,7 @@ fn acpi(tree: &Tree) -> Item {
     }
 }
 
-/// Dunlin starts without an IOMMU, too. It uses AMD's (docs/decisions/0023-iommu.md).
+/// Dunlin starts without an IOMMU, too. It uses AMD's and Intel's (docs/decisions/0023-iommu.md).
 fn iommu(tree: &Tree, arch: Option<Arch>) -> Item {
     const UNGUARDED: &str = "devices can reach all memory by DMA";
     let has = |table: &str| tree.has(&format!("{TABLES}/{table}"));
@@ -236,9 +236,9 @@ fn iommu(tree: &Tree, arch: Option<Arch>) -> Item {
     if has("IVRS") {
         IOMMU.ok("AMD-Vi (IVRS)")
     } else if has("DMAR") {
-        IOMMU.note(format!("there is one of Intel (DMAR), which Dunlin does not use yet, so {UNGUARDED}"))
+        IOMMU.ok("VT-d (DMAR)")
     } else if tree.has(TABLES) {
-        IOMMU.note(format!("none (no IVRS), so {UNGUARDED}")).remedy("firmware calls it IOMMU or AMD-Vi")
+        IOMMU.note(format!("none (no IVRS, no DMAR), so {UNGUARDED}")).remedy("firmware calls it IOMMU, AMD-Vi or VT-d")
     } else {
         IOMMU.unknown("Linux shows no ACPI tables")
     }

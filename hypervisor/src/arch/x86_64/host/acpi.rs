@@ -52,6 +52,8 @@ pub(crate) struct Machine {
     pub(crate) madt: &'static [u8],
     /// AMD's table of IOMMUs, if there is one.
     pub(crate) ivrs: Option<&'static [u8]>,
+    /// Intel's.
+    pub(crate) dmar: Option<&'static [u8]>,
 }
 
 /// The ACPI PM timer: counts up at 3.579545 MHz.
@@ -152,6 +154,9 @@ fn parse(root: Option<RootTable>, memory: &MemoryMap) -> Option<Machine> {
     if let Ok(table) = tables.find_table::<IvrsHeader>() {
         machine.ivrs = bytes(table.physical_start(), table.header().length);
     }
+    if let Ok(table) = tables.find_table::<DmarHeader>() {
+        machine.dmar = bytes(table.physical_start(), table.header().length);
+    }
     Some(machine)
 }
 
@@ -247,6 +252,19 @@ struct IvrsHeader(SdtHeader);
 // SAFETY: as above.
 unsafe impl AcpiTable for IvrsHeader {
     const SIGNATURE: Signature = Signature::IVRS;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
+}
+
+/// The header of a DMAR.
+#[repr(transparent)]
+struct DmarHeader(SdtHeader);
+
+// SAFETY: as above.
+unsafe impl AcpiTable for DmarHeader {
+    const SIGNATURE: Signature = Signature::DMAR;
 
     fn header(&self) -> &SdtHeader {
         &self.0

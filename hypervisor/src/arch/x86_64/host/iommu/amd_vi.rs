@@ -1,21 +1,15 @@
-//! The IOMMU of AMD (AMD-Vi): what each PCI function may reach in memory.
+//! The IOMMU of AMD (AMD-Vi).
 //!
-//! At first no function reaches anything: [`init`] blocks all of them before any device of the machine is used. Then a
-//! function gets the tables of who owns it ([`grant`]). All of it is in one device table, which all IOMMUs of the
-//! machine read. Format and commands are those of `amd_vi`; I/O page tables are the VMs' nested tables.
+//! All functions are in one device table, which all IOMMUs of the machine read. Format and commands are those of the
+//! crate `amd_vi`; I/O page tables are the VMs' nested tables.
 //!
 //! The IOMMU keeps what it has read: device table entries, and translations. So each change ends with invalidations,
-//! and a wait until they are complete. An IOMMU that once did and then does not answer within [`PATIENCE_NANOS`] is
-//! broken, and with it the protection of memory: that is a panic. No device can cause it: the wait covers only the
-//! IOMMU's own caches, because devices have none (their entries keep ATS off).
-//!
-//! Nothing in firmware's table is believed (`amd_vi::ivrs`). A table that is refused, an IOMMU that cannot walk four
-//! levels, or one that does not answer from the start, leaves the machine as one without an IOMMU, and says so.
+//! and a wait until they are complete.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use core::fmt::Display;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -27,29 +21,17 @@ use amd_vi::{Command, DeviceId, DeviceTableEntry, Event, Interrupts, Pages, Ring
 use spin::{Mutex, Once};
 use stage2::{Stale, What};
 
-use super::acpi;
-use super::paging::map_mmio;
-use super::tsc;
+use super::{Iommus, LEVELS, Silent, check_registers, memory, wait_until};
+use crate::arch::x86_64::host::paging::map_mmio;
 use crate::frames::Frames;
-use crate::io::iommu::{Domain, Functions, Guard, RequesterId};
+use crate::io::iommu::{Domain, Functions, RequesterId};
 use crate::memory_map::MemoryMap;
 
-/// Levels of the tables that functions are given: those of nested paging.
-const LEVELS: u32 = 4;
 /// log2 of the entries of command buffers and event logs: one page.
 const RING_ORDER: u32 = 8;
-/// Time limit for an IOMMU's answer: a second. It needs microseconds.
-const PATIENCE_NANOS: u64 = 1_000_000_000;
-/// Registers are below this address (16 TiB).
-const MOST_BASE: Hpa = Hpa(1 << 44);
-
-/// The machine's IOMMUs, once they guard.
-static GUARDS: Once<Guards> = Once::new();
-/// Why they do not.
-static UNGUARDED: Once<String> = Once::new();
 
 /// All IOMMUs of PCI segment 0, and the one table that they share.
-struct Guards {
+pub(super) struct Guards {
     units: Vec<Mutex<Hardware>>,
     /// An entry for each function, four words long.
     table: Frames,
@@ -61,118 +43,82 @@ struct Guards {
     trusted: Once<DeviceId>,
 }
 
-/// Blocks all functions, if the machine has IOMMUs that can. Runs on the first pCPU, before devices are used.
-pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
-    let started = Guards::new(machine, memory).and_then(|guards| guards.start().map(|()| guards));
-    match started {
-        Ok(guards) => {
-            log::debug!("IOMMU: {}", guards.describe());
-            GUARDS.call_once(|| guards);
+impl Iommus for Guards {
+    fn describe(&self) -> String {
+        let names: Vec<String> = self.units.iter().map(|unit| unit.lock().name.clone()).collect();
+        format!("AMD-Vi, {}", names.join(", "))
+    }
+
+    fn is_special(&self, function: RequesterId) -> bool {
+        self.is_special_device(DeviceId(function.0))
+    }
+
+    fn has_registers_in(&self, range: &HpaRange) -> bool {
+        let own = |unit: Unit<'_>| HpaRange::new(unit.base, registers::BYTES);
+        self.ivrs.units().filter_map(own).any(|own| own.overlaps(range))
+    }
+
+    fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {
+        let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, Interrupts::Unmapped);
+        for device in self.devices(functions) {
+            self.write_entry(device, entry.with_settings(self.settings(device)));
         }
-        Err(why) => {
-            if machine.ivrs.is_some() {
-                log::warn!("no IOMMU guards this machine: {why}");
+        self.forget_devices(self.devices(functions));
+        self.forget(domain, Pages::All, true);
+    }
+
+    fn revoke(&self, functions: &Functions, domain: Domain) {
+        for device in self.devices(functions) {
+            self.write_entry(device, self.blocked(device));
+        }
+        self.forget_devices(self.devices(functions));
+        self.forget(domain, Pages::All, true);
+    }
+
+    fn trust(&self, function: RequesterId) {
+        let device = self.trusted.call_once(|| DeviceId(function.0));
+        self.write_entry(*device, DeviceTableEntry::untranslated(Domain::OWN.0, Interrupts::Blocked));
+        self.forget_devices(core::iter::once(*device));
+    }
+
+    fn flush(&self, domain: Domain, stale: Stale) {
+        match stale.what() {
+            What::Nothing => {}
+            What::Whole => self.forget(domain, Pages::All, true),
+            What::Pages(_) | What::Range(_) => {
+                let range = stale.range();
+                self.forget(domain, Pages::covering(range.start.0, range.end().0), stale.tables());
             }
-            UNGUARDED.call_once(|| why);
         }
     }
-}
 
-/// Whether functions are kept to what they were granted.
-pub(crate) fn guard() -> Guard {
-    match GUARDS.get() {
-        Some(guards) => Guard::On(guards.describe()),
-        None => Guard::Off(UNGUARDED.get().cloned().unwrap_or_default()),
-    }
-}
-
-/// Gives the functions to the owner of these tables: from now on they reach what it maps, and nothing else. Their
-/// domain has the same tables for all of its functions.
-pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
-    let Some(guards) = GUARDS.get() else { return };
-    let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, Interrupts::Unmapped);
-    for device in guards.devices(functions) {
-        guards.write_entry(device, entry.with_settings(guards.settings(device)));
-    }
-    guards.forget_devices(guards.devices(functions));
-    guards.forget(domain, Pages::All, true);
-}
-
-/// Whether a function is an IOMMU, or names interrupts that are not its own.
-pub(in crate::arch::x86_64) fn is_special(function: RequesterId) -> bool {
-    let device = DeviceId(function.0);
-    GUARDS.get().is_some_and(|guards| guards.is_special(device))
-}
-
-/// Whether registers of an IOMMU are in this range.
-pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
-    let Some(guards) = GUARDS.get() else { return false };
-    let own = |unit: Unit<'_>| HpaRange::new(unit.base, registers::BYTES);
-    guards.ivrs.units().filter_map(own).any(|own| own.overlaps(range))
-}
-
-/// Takes the functions from their owner: they reach nothing any more. On return no access of theirs is under way, so
-/// the memory of `domain` may be used for something else.
-pub(crate) fn revoke(functions: &Functions, domain: Domain) {
-    let Some(guards) = GUARDS.get() else { return };
-    for device in guards.devices(functions) {
-        guards.write_entry(device, guards.blocked(device));
-    }
-    guards.forget_devices(guards.devices(functions));
-    guards.forget(domain, Pages::All, true);
-}
-
-/// Lets the one function that the hypervisor itself uses reach all memory, at its own addresses. It is polled: it sends
-/// no interrupts.
-pub(super) fn trust(function: RequesterId) {
-    let Some(guards) = GUARDS.get() else { return };
-    let device = guards.trusted.call_once(|| DeviceId(function.0));
-    guards.write_entry(*device, DeviceTableEntry::untranslated(Domain::OWN.0, Interrupts::Blocked));
-    guards.forget_devices(core::iter::once(*device));
-}
-
-/// Flushes what IOMMUs keep of a domain's translations. On return no device uses a stale one.
-pub(crate) fn flush(domain: Domain, stale: Stale) {
-    let Some(guards) = GUARDS.get() else { return };
-    match stale.what() {
-        What::Nothing => {}
-        What::Whole => guards.forget(domain, Pages::All, true),
-        What::Pages(_) | What::Range(_) => {
-            let range = stale.range();
-            guards.forget(domain, Pages::covering(range.start.0, range.end().0), stale.tables());
+    fn take_events(&self, tell: &mut dyn FnMut(RequesterId, &dyn Display)) {
+        for unit in &self.units {
+            unit.lock().take_events(|event| tell(RequesterId(event.device.0), &event));
         }
-    }
-}
-
-/// Calls `tell` for each event that IOMMUs have reported since the last call.
-pub(crate) fn take_events(tell: &mut dyn FnMut(RequesterId, &dyn Display)) {
-    let Some(guards) = GUARDS.get() else { return };
-    for unit in &guards.units {
-        unit.lock().take_events(|event| tell(RequesterId(event.device.0), &event));
     }
 }
 
 impl Guards {
+    /// Blocks everything, and turns the IOMMUs on that firmware's table names.
+    ///
+    /// # Errors
+    /// Why they do not guard. Then they are off.
+    pub(super) fn start(ivrs: &'static [u8], ram: &MemoryMap) -> Result<Self, String> {
+        let guards = Self::new(ivrs, ram)?;
+        guards.turn_on()?;
+        Ok(guards)
+    }
+
     /// Reads firmware's table and takes memory. Changes nothing on the machine.
-    fn new(machine: &acpi::Machine, ram: &MemoryMap) -> Result<Self, String> {
-        let bytes = machine.ivrs.ok_or("firmware reports none (no ACPI table IVRS)")?;
+    fn new(bytes: &'static [u8], ram: &MemoryMap) -> Result<Self, String> {
         let ivrs = Ivrs::new(bytes).map_err(|malformed| format!("firmware's table is wrong: {malformed}"))?;
         if let Some(unit) = ivrs.units().find(|unit| unit.segment != 0) {
             return Err(format!("{} is of PCI segment {}; only segment 0 is supported", unit.device, unit.segment));
         }
         for unit in ivrs.units() {
-            let registers = HpaRange::new(unit.base, registers::BYTES).filter(|range| range.end() <= MOST_BASE);
-            let is_free = |range: &HpaRange| ram.ram_and_acpi().iter().all(|ram| !ram.overlaps(range));
-            if !registers.is_some_and(|registers| is_free(&registers)) {
-                return Err(format!("{} cannot have its registers at {}", unit.device, unit.base));
-            }
+            check_registers(unit.base, registers::BYTES, ram).map_err(|why| format!("{} {why}", unit.device))?;
         }
-        let memory = |bytes| {
-            let frames =
-                Frames::allocate(bytes, bytes).map_err(|_| String::from("there is no memory for its tables"))?;
-            frames.zero();
-            Ok::<_, String>(frames)
-        };
         let (table, empty) = (memory(DeviceTableEntry::TABLE_BYTES)?, memory(PAGE_BYTES)?);
         let mut units = Vec::new();
         for unit in ivrs.units() {
@@ -190,7 +136,7 @@ impl Guards {
     }
 
     /// Blocks everything, and turns the IOMMUs on. If one of them does not answer, turns them off again.
-    fn start(&self) -> Result<(), String> {
+    fn turn_on(&self) -> Result<(), String> {
         for number in 0..=u16::MAX {
             self.write_entry(DeviceId(number), self.blocked(DeviceId(number)));
         }
@@ -247,13 +193,13 @@ impl Guards {
     /// The devices that these functions are, without those that no VM can own: the hypervisor's own, the IOMMUs, and
     /// special ones, whose interrupts are not the function's.
     fn devices<'a>(&'a self, functions: &'a Functions) -> impl Iterator<Item = DeviceId> + Clone + 'a {
-        let kept = move |device| self.trusted.get() == Some(&device) || self.is_special(device);
+        let kept = move |device| self.trusted.get() == Some(&device) || self.is_special_device(device);
         let all = (0..=u16::MAX).filter(|number| functions.contains(RequesterId(*number))).map(DeviceId);
         all.filter(move |device| !kept(*device))
     }
 
     /// Whether it is an IOMMU, or names interrupts that are not its own.
-    fn is_special(&self, device: DeviceId) -> bool {
+    fn is_special_device(&self, device: DeviceId) -> bool {
         let names = |scope| matches!(scope, Scope::Special { source, .. } if source == device);
         self.ivrs.units().any(|unit| unit.device == device) || self.scopes().any(names)
     }
@@ -274,11 +220,6 @@ impl Guards {
             let sent = unit.send(Command::invalidate_pages(domain.0, pages, tables));
             sent.and_then(|()| unit.complete()).unwrap_or_else(|silent| silent.stop());
         }
-    }
-
-    fn describe(&self) -> String {
-        let names: Vec<String> = self.units.iter().map(|unit| unit.lock().name.clone()).collect();
-        format!("AMD-Vi, {}", names.join(", "))
     }
 }
 
@@ -385,14 +326,7 @@ impl Hardware {
     }
 
     fn wait_until(&self, what: &'static str, is_so: impl Fn(&Registers) -> bool) -> Result<(), Silent> {
-        let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
-        while !is_so(&self.registers) {
-            if tsc::now() > deadline {
-                return Err(Silent { name: self.name.clone(), what });
-            }
-            core::hint::spin_loop();
-        }
-        Ok(())
+        wait_until(&self.name, what, || is_so(&self.registers))
     }
 
     /// Takes the events that are in the log, a round of it at most.
@@ -432,26 +366,6 @@ impl Hardware {
         self.registers.write(registers::EVENT_HEAD, 0);
         self.registers.write(registers::EVENT_TAIL, 0);
         self.registers.write(registers::CONTROL, on);
-    }
-}
-
-/// An IOMMU has not answered in time.
-struct Silent {
-    name: String,
-    what: &'static str,
-}
-
-impl Display for Silent {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} does not answer: waited for {}", self.name, self.what)
-    }
-}
-
-impl Silent {
-    /// # Panics
-    /// Always: an IOMMU that has answered before is broken.
-    fn stop(self) {
-        panic!("the IOMMU {self}");
     }
 }
 

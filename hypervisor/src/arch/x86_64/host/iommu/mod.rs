@@ -1,0 +1,205 @@
+//! The machine's IOMMUs: what each PCI function may reach in memory.
+//!
+//! At first no function reaches anything: [`init`] blocks all of them before any device of the machine is used. Then a
+//! function gets the tables of who owns it ([`grant`]). Those are the VMs' own nested tables.
+//!
+//! AMD's and Intel's are driven ([`amd_vi`], [`vt_d`]). Firmware says which the machine has, and what it says is not
+//! believed: a table that is refused, an IOMMU that cannot walk four levels, or one that does not answer from the
+//! start, leaves the machine as one without an IOMMU, and says so.
+
+mod amd_vi;
+mod vt_d;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::fmt::Display;
+
+use addr::{Hpa, HpaRange};
+use spin::Once;
+use stage2::{Iommu, Stale};
+
+use super::{acpi, tsc};
+use crate::frames::Frames;
+use crate::io::iommu::{Domain, Functions, Guard, RequesterId};
+use crate::memory_map::MemoryMap;
+
+/// Levels of the tables that functions are given: those of nested paging.
+const LEVELS: u32 = 4;
+/// Time limit for an IOMMU's answer: a second. It needs microseconds.
+const PATIENCE_NANOS: u64 = 1_000_000_000;
+/// Registers are below this address (16 TiB).
+const MOST_BASE: Hpa = Hpa(1 << 44);
+
+/// All IOMMUs of PCI segment 0, of one kind.
+trait Iommus: Send + Sync {
+    /// For the log: what they are.
+    fn describe(&self) -> String;
+
+    /// As [`is_special`].
+    fn is_special(&self, function: RequesterId) -> bool;
+
+    /// As [`has_registers_in`].
+    fn has_registers_in(&self, range: &HpaRange) -> bool;
+
+    /// As [`grant`].
+    fn grant(&self, functions: &Functions, domain: Domain, root: Hpa);
+
+    /// As [`revoke`].
+    fn revoke(&self, functions: &Functions, domain: Domain);
+
+    /// As [`trust`].
+    fn trust(&self, function: RequesterId);
+
+    /// As [`flush`], for a flush of something.
+    fn flush(&self, domain: Domain, stale: Stale);
+
+    /// As [`take_events`].
+    fn take_events(&self, tell: &mut dyn FnMut(RequesterId, &dyn Display));
+}
+
+/// The machine's IOMMUs, once they guard.
+static GUARDS: Once<Box<dyn Iommus>> = Once::new();
+/// Why they do not.
+static UNGUARDED: Once<String> = Once::new();
+
+/// Blocks all functions, if the machine has IOMMUs that can. Runs on the first pCPU, before devices are used.
+pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
+    let started: Result<Box<dyn Iommus>, String> = match (machine.ivrs, machine.dmar) {
+        (Some(ivrs), None) => amd_vi::Guards::start(ivrs, memory).map(|guards| Box::new(guards) as _),
+        (None, Some(dmar)) => vt_d::Guards::start(dmar, memory).map(|guards| Box::new(guards) as _),
+        (Some(_), Some(_)) => Err(String::from("firmware reports AMD's and Intel's (ACPI tables IVRS and DMAR)")),
+        (None, None) => Err(String::from("firmware reports none (no ACPI table IVRS or DMAR)")),
+    };
+    match started {
+        Ok(guards) => {
+            log::debug!("IOMMU: {}", guards.describe());
+            GUARDS.call_once(|| guards);
+        }
+        Err(why) => {
+            if machine.ivrs.is_some() || machine.dmar.is_some() {
+                log::warn!("no IOMMU guards this machine: {why}");
+            }
+            UNGUARDED.call_once(|| why);
+        }
+    }
+}
+
+/// For whose IOMMU entries of a VM's tables are written.
+pub(in crate::arch::x86_64) fn kind() -> Iommu {
+    let is_intels = acpi::machine().is_some_and(|machine| machine.dmar.is_some() && machine.ivrs.is_none());
+    if is_intels { Iommu::VtD } else { Iommu::AmdVi }
+}
+
+/// Whether functions are kept to what they were granted.
+pub(crate) fn guard() -> Guard {
+    match GUARDS.get() {
+        Some(guards) => Guard::On(guards.describe()),
+        None => Guard::Off(UNGUARDED.get().cloned().unwrap_or_default()),
+    }
+}
+
+/// Gives the functions to the owner of these tables: from now on they reach what it maps, and nothing else. Their
+/// domain has the same tables for all of its functions.
+pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
+    if let Some(guards) = GUARDS.get() {
+        guards.grant(functions, domain, root);
+    }
+}
+
+/// Whether a function is an IOMMU, or names interrupts that are not its own.
+pub(in crate::arch::x86_64) fn is_special(function: RequesterId) -> bool {
+    GUARDS.get().is_some_and(|guards| guards.is_special(function))
+}
+
+/// Whether registers of an IOMMU are in this range.
+pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
+    GUARDS.get().is_some_and(|guards| guards.has_registers_in(range))
+}
+
+/// Takes the functions from their owner: they reach nothing any more. On return no access of theirs is under way, so
+/// the memory of `domain` may be used for something else.
+pub(crate) fn revoke(functions: &Functions, domain: Domain) {
+    if let Some(guards) = GUARDS.get() {
+        guards.revoke(functions, domain);
+    }
+}
+
+/// Lets the one function that the hypervisor itself uses reach all memory, at its own addresses. It is polled: it sends
+/// no interrupts.
+pub(super) fn trust(function: RequesterId) {
+    if let Some(guards) = GUARDS.get() {
+        guards.trust(function);
+    }
+}
+
+/// Flushes what IOMMUs keep of a domain's translations. On return no device uses a stale one.
+pub(crate) fn flush(domain: Domain, stale: Stale) {
+    if let Some(guards) = GUARDS.get()
+        && !stale.is_empty()
+    {
+        guards.flush(domain, stale);
+    }
+}
+
+/// Calls `tell` for each event that IOMMUs have reported since the last call.
+pub(crate) fn take_events(tell: &mut dyn FnMut(RequesterId, &dyn Display)) {
+    if let Some(guards) = GUARDS.get() {
+        guards.take_events(tell);
+    }
+}
+
+/// Refuses a place of registers that cannot be one: RAM, or beyond all memory.
+///
+/// # Errors
+/// What is wrong, after the name of the IOMMU.
+fn check_registers(base: Hpa, bytes: u64, ram: &MemoryMap) -> Result<HpaRange, String> {
+    let registers = HpaRange::new(base, bytes).filter(|range| range.end() <= MOST_BASE);
+    let is_free = |range: &HpaRange| ram.ram_and_acpi().iter().all(|ram| !ram.overlaps(range));
+    registers.filter(is_free).ok_or_else(|| alloc::format!("cannot have its registers at {base}"))
+}
+
+/// Memory for tables of an IOMMU, cleared.
+///
+/// # Errors
+/// There is none.
+fn memory(bytes: u64) -> Result<Frames, String> {
+    let frames = Frames::allocate(bytes, bytes).map_err(|_| String::from("there is no memory for its tables"))?;
+    frames.zero();
+    Ok(frames)
+}
+
+/// Waits until something is so, for a limited time.
+///
+/// # Errors
+/// It did not become so.
+fn wait_until(name: &str, what: &'static str, is_so: impl Fn() -> bool) -> Result<(), Silent> {
+    let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
+    while !is_so() {
+        if tsc::now() > deadline {
+            return Err(Silent { name: String::from(name), what });
+        }
+        core::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// An IOMMU has not answered in time.
+struct Silent {
+    name: String,
+    what: &'static str,
+}
+
+impl Display for Silent {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} does not answer: waited for {}", self.name, self.what)
+    }
+}
+
+impl Silent {
+    /// # Panics
+    /// Always: an IOMMU that has answered before is broken, and with it the protection of memory. No device can cause
+    /// it: the wait covers only the IOMMU's own caches, because no device may have one.
+    fn stop(self) {
+        panic!("the IOMMU {self}");
+    }
+}
