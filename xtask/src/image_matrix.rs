@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::artifacts::{self, Places, Wanted};
 use crate::emulators::{QEMU_10, QEMU_11};
 
 const HELP: &str = "\
-cargo xtask image-matrix [--json] [--list] [--limit SECONDS] [--image FILE] [--help] [WORD..]
+cargo xtask image-matrix [--parent] [--json] [--list] [--limit SECONDS] [--image FILE] [--help] [WORD..]
 
 Starts the image that `dunlin image` makes on each PC of 1, 2 and 8 CPUs, with 1 and 6 GiB, from BIOS (SeaBIOS) and UEFI (OVMF), as a CD
 and as a USB disk, with this machine's QEMU and with QEMU 10 and 11 of newer Debians, which are unpacked in the user's cache. Each
@@ -22,13 +23,15 @@ has five minutes to boot Debian in the default VM and to turn itself off. PCs th
   WORD..           only PCs with these. Words of one line are alternatives, and a line without a word given does not matter:
                      qemu, qemu-10, qemu-11
                      cpus-1, cpus-2, cpus-8
-                     1G, 6G
+                     1G, 6G (with --parent 2G, 6G)
                      bios, uefi
                      cd, usb
+  --parent         an image with a second entry for `vms/parent.toml`, which is chosen in the menu. In the parent's shell a guest is
+                   started by QEMU, and then the parent is turned off. `make parent` must have been run
   --json           one line of JSON for each PC on standard output
   --list           the PCs, in the order in which they are started
   --limit SECONDS  for each PC; 300 unless it says otherwise
-  --image FILE     this image, made before by `dunlin image --vcpus 2`; nothing is built
+  --image FILE     this image, made before by `dunlin image --vcpus 2` (with --parent: and `--also vms/parent.toml`); nothing is built
 
 The status is 0 if the image started on all of them. Serial logs are in target/image-matrix.
 ";
@@ -43,6 +46,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 const QEMUS: [&str; 3] = ["qemu", "qemu-10", "qemu-11"];
 const CPUS: [(&str, &[&str]); 3] = [("cpus-2", &["-smp", "2"]), ("cpus-1", &["-smp", "1"]), ("cpus-8", &["-smp", "8"])];
 const MEMORY: [(&str, &[&str]); 2] = [("1G", &["-m", "1G"]), ("6G", &["-m", "6G"])];
+/// For a parent, who has 1 GiB.
+const PARENTS_MEMORY: [(&str, &[&str]); 2] = [("2G", &["-m", "2G"]), ("6G", &["-m", "6G"])];
 const FIRMWARE: [&str; 2] = ["bios", "uefi"];
 const MEDIA: [&str; 2] = ["cd", "usb"];
 
@@ -63,6 +68,7 @@ struct Wishes<'a> {
     words: Vec<&'a str>,
     limit: Option<Duration>,
     image: Option<PathBuf>,
+    is_parent: bool,
     is_json: bool,
     is_list: bool,
     is_help: bool,
@@ -75,6 +81,7 @@ impl<'a> Wishes<'a> {
         while let Some(argument) = arguments.next() {
             match argument {
                 "--help" | "-h" => wishes.is_help = true,
+                "--parent" => wishes.is_parent = true,
                 "--json" => wishes.is_json = true,
                 "--list" => wishes.is_list = true,
                 "--limit" => {
@@ -92,11 +99,11 @@ impl<'a> Wishes<'a> {
 }
 
 /// All of them, those with two CPUs first.
-fn all() -> Vec<Pc> {
+fn all(is_parent: bool) -> Vec<Pc> {
     let mut pcs = Vec::new();
     for (cpus, smp) in CPUS {
         for qemu in QEMUS {
-            for (memory, bytes) in MEMORY {
+            for (memory, bytes) in if is_parent { PARENTS_MEMORY } else { MEMORY } {
                 for firmware in FIRMWARE {
                     for medium in MEDIA {
                         let words = [qemu, cpus, memory, firmware, medium];
@@ -110,8 +117,8 @@ fn all() -> Vec<Pc> {
 }
 
 /// Those with these words: of each kind of word one of those given, if any is.
-fn chosen(words: &[&str]) -> Result<Vec<Pc>> {
-    let mut pcs = all();
+fn chosen(words: &[&str], is_parent: bool) -> Result<Vec<Pc>> {
+    let mut pcs = all(is_parent);
     if let Some(unknown) = words.iter().find(|word| !pcs.iter().any(|pc| pc.words.contains(word))) {
         bail!("no PC has `{unknown}`; `cargo xtask image-matrix --help` tells the words");
     }
@@ -139,12 +146,12 @@ fn most_different_first(mut pcs: Vec<Pc>) -> Vec<Pc> {
 }
 
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
-    let Wishes { words, limit, image, is_json, is_list, is_help } = Wishes::read(rest)?;
+    let Wishes { words, limit, image, is_parent, is_json, is_list, is_help } = Wishes::read(rest)?;
     if is_help {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
-    let pcs = most_different_first(chosen(&words)?);
+    let pcs = most_different_first(chosen(&words, is_parent)?);
     if is_list {
         pcs.iter().for_each(|pc| println!("{}", pc.words.join(" ")));
         return Ok(ExitCode::SUCCESS);
@@ -153,13 +160,14 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     artifacts::run(Command::new(places.root.join("xtask/setup.sh")).args(["image", "uefi"]))?;
     let folder = places.target.join("image-matrix");
     fs::create_dir_all(&folder)?;
-    let image = image.map_or_else(|| make_image(places, &folder), Ok)?;
+    let image = image.map_or_else(|| make_image(places, &folder, is_parent), Ok)?;
 
     let mut all_well = true;
     let mut table = format!("{:32} {:8} {:>8}\n", "PC", "status", "wall");
     for (at, pc) in (1..).zip(&pcs) {
         let name = pc.words.join(" ");
-        let Started { complaints, wall } = pc.start(&folder, &image, limit.unwrap_or(LIMIT))?;
+        let talk = if is_parent { TALK_WITH_A_PARENT } else { &[] };
+        let Started { complaints, wall } = pc.start(&folder, &image, limit.unwrap_or(LIMIT), talk)?;
         let status = if complaints.is_empty() { "passed" } else { "FAILED" };
         eprintln!(
             "{at:2} of {}: {name:32} {status} {:6.1} s  {}",
@@ -183,11 +191,14 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
 }
 
 /// Builds the contents of the image, and creates the image in this folder.
-fn make_image(places: &Places, folder: &Path) -> Result<PathBuf> {
+fn make_image(places: &Places, folder: &Path, is_parent: bool) -> Result<PathBuf> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
-    let image = folder.join("dunlin.iso");
+    let image = folder.join(if is_parent { "parent.iso" } else { "dunlin.iso" });
     let mut make = Command::new(places.tool());
     make.args(["image", "--vcpus", "2", "--output"]).arg(&image).env("CARGO_TARGET_DIR", &places.target);
+    if is_parent {
+        make.args(["--also", "vms/parent.toml"]);
+    }
     artifacts::output(make.current_dir(&places.root)).context("no image")?;
     Ok(image)
 }
@@ -199,8 +210,9 @@ impl Pc {
         (0..words.len()).flat_map(move |first| (0..first).map(move |second| [words[second], words[first]]))
     }
 
-    /// Starts the PC, waits until it turns itself off, and returns what was wrong.
-    fn start(&self, folder: &Path, image: &Path, limit: Duration) -> Result<Started> {
+    /// Starts the PC, has the talk with it on its serial line, waits until it turns itself off, and returns what was
+    /// wrong.
+    fn start(&self, folder: &Path, image: &Path, limit: Duration, talk: &[Turn]) -> Result<Started> {
         let [qemu, _, _, firmware, medium] = self.words;
         let program = match qemu {
             "qemu-10" => QEMU_10.unpack()?.programs().join(PROGRAM),
@@ -225,7 +237,7 @@ impl Pc {
                 "-nodefaults",
                 "-no-reboot",
             ])
-            .args(["-serial", &format!("file:{}", serial.display())])
+            .args(["-serial", "stdio"])
             .args(&self.arguments);
         if medium == "cd" {
             command.arg("-cdrom").arg(image);
@@ -243,19 +255,63 @@ impl Pc {
                 .args(["-drive", &format!("if=pflash,format=raw,file={}", variables.display())]);
         }
         let started = Instant::now();
-        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().context("cannot run `timeout`")?;
-        let log = fs::read(&serial).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-        Ok(Started { complaints: complaints(status.code(), &log), wall: started.elapsed() })
+        let mut pc = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run `timeout`")?;
+        let (line, answers) = pc.stdout.take().zip(pc.stdin.take()).context("no serial line")?;
+        let log = converse(line, answers, talk)?;
+        fs::write(&serial, &log)?;
+        let status = pc.wait()?;
+        Ok(Started { complaints: complaints(status.code(), &log, talk), wall: started.elapsed() })
+    }
+}
+
+/// Words on the serial line, and what is answered to them.
+type Turn = (&'static str, &'static str);
+
+/// The second entry of GRUB's menu, and then the parent's shell.
+const TALK_WITH_A_PARENT: &[Turn] = &[
+    // The last line below the menu. The next entry, and Enter.
+    ("executed automatically in", "\x1b[B\r"),
+    (
+        ":/root# ",
+        "dmesg | grep 'running as'; ls -l /dev/mshv; guest-microvm; echo the guest has ended with $?; poweroff -f\n",
+    ),
+];
+
+/// Reads the line to its end, and answers. Each turn is taken once, in order. Returns all that was read.
+fn converse(mut line: impl Read, mut answers: impl Write, talk: &[Turn]) -> Result<String> {
+    let (mut log, mut heard, mut bytes) = (Vec::new(), 0, [0; 4096]);
+    let mut turns = talk.iter();
+    let mut turn = turns.next();
+    loop {
+        let count = line.read(&mut bytes).context("the serial line")?;
+        if count == 0 {
+            return Ok(String::from_utf8_lossy(&log).into_owned());
+        }
+        log.extend(&bytes[..count]);
+        while let Some((words, answer)) = turn {
+            let new = String::from_utf8_lossy(&log[heard..]);
+            if !new.contains(words) {
+                break;
+            }
+            heard = log.len();
+            // A PC that has ended does not listen. What is missing in its log tells.
+            let _ = answers.write_all(answer.as_bytes()).and_then(|()| answers.flush());
+            turn = turns.next();
+        }
     }
 }
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
 /// The errors for this status of `timeout` and this log.
-fn complaints(status: Option<i32>, log: &str) -> Vec<String> {
+fn complaints(status: Option<i32>, log: &str, talk: &[Turn]) -> Vec<String> {
     /// `timeout` had to end the program.
     const TIME_LIMIT: i32 = 124;
-    let wanted = ["CPUs online: 2", "Parallel job: 2 of 2 workers finished", "all VMs have ended"];
+    let wanted = if talk.is_empty() {
+        ["CPUs online: 2", "Parallel job: 2 of 2 workers finished", "all VMs have ended"]
+    } else {
+        ["running as L1VH partition", "the guest has ended with 0", "all VMs have ended"]
+    };
     let missing = wanted.into_iter().filter(|words| !log.contains(words)).map(|words| format!("no \"{words}\""));
     let end = match status {
         Some(0) => None,
@@ -271,29 +327,30 @@ mod tests {
     use std::collections::HashSet;
     use std::time::Duration;
 
-    use super::{Wishes, all, chosen, complaints, most_different_first};
+    use super::{TALK_WITH_A_PARENT, Wishes, all, chosen, complaints, converse, most_different_first};
 
     #[test]
     fn each_pc_is_there_once_and_words_choose_among_them() {
-        let mut names: Vec<_> = all().iter().map(|pc| pc.words.join(" ")).collect();
+        let mut names: Vec<_> = all(false).iter().map(|pc| pc.words.join(" ")).collect();
         assert_eq!(names.len(), 72);
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), 72);
-        assert_eq!(chosen(&["qemu-11", "uefi", "usb", "cpus-8"]).expect("known").len(), 2);
-        assert!(chosen(&["floppy"]).is_err());
+        assert_eq!(chosen(&["qemu-11", "uefi", "usb", "cpus-8"], false).expect("known").len(), 2);
+        assert!(chosen(&["floppy"], false).is_err());
     }
 
     #[test]
     fn words_of_one_kind_are_alternatives() {
-        let names: Vec<_> = chosen(&["qemu", "qemu-11", "1G"]).expect("known").iter().map(|pc| pc.words).collect();
+        let names: Vec<_> =
+            chosen(&["qemu", "qemu-11", "1G"], false).expect("known").iter().map(|pc| pc.words).collect();
         assert_eq!(names.len(), 24);
         assert!(names.iter().all(|words| words[0] != "qemu-10" && words[2] == "1G"));
     }
 
     #[test]
     fn first_pcs_have_each_pair_of_words() {
-        let of_two = chosen(&["qemu", "qemu-11"]).expect("known");
+        let of_two = chosen(&["qemu", "qemu-11"], false).expect("known");
         let all_pairs: HashSet<_> = of_two.iter().flat_map(super::Pc::pairs).collect();
         let ordered = most_different_first(of_two);
         assert_eq!(ordered.len(), 48);
@@ -317,10 +374,33 @@ mod tests {
     }
 
     #[test]
+    fn pcs_for_a_parent_have_memory_for_it() {
+        assert_eq!(chosen(&["2G"], true).expect("known").len(), 36);
+        assert!(chosen(&["1G"], true).is_err());
+    }
+
+    #[test]
+    fn each_turn_is_answered_once_in_order() {
+        let line = "the second one first: b ... a ... b again, b";
+        let mut answers = Vec::new();
+        let log = converse(line.as_bytes(), &mut answers, &[("a", "1"), ("b", "2"), ("b", "3")]).expect("can be read");
+        assert_eq!(log, line);
+        // All came with one read, so what is behind the first answer was said before it.
+        assert_eq!(answers, b"1");
+    }
+
+    #[test]
+    fn parent_is_as_wanted_when_its_guest_was() {
+        let log = "Hyper-V: running as L1VH partition\nthe guest has ended with 0\nall VMs have ended\n";
+        assert_eq!(complaints(Some(0), log, TALK_WITH_A_PARENT), [""; 0]);
+        assert_eq!(complaints(Some(0), &log.replace("with 0", "with 1"), TALK_WITH_A_PARENT).len(), 1);
+    }
+
+    #[test]
     fn pc_that_did_its_work_and_went_off_is_as_wanted() {
         let log = "CPUs online: 2\nParallel job: 2 of 2 workers finished\nall VMs have ended\n";
-        assert_eq!(complaints(Some(0), log), [""; 0]);
-        assert_eq!(complaints(Some(124), log), ["still running at the time limit"]);
-        assert_eq!(complaints(Some(0), "").len(), 3);
+        assert_eq!(complaints(Some(0), log, &[]), [""; 0]);
+        assert_eq!(complaints(Some(124), log, &[]), ["still running at the time limit"]);
+        assert_eq!(complaints(Some(0), "", &[]).len(), 3);
     }
 }
