@@ -150,6 +150,26 @@ pub(crate) enum VpPage {
     Message = 1,
 }
 
+/// A part of a VP's state besides its registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateKind {
+    LocalApic,
+    Xsave,
+    MessagePage,
+    EventFlagsPage,
+    SyntheticTimers,
+}
+
+impl StateKind {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::LocalApic, Self::Xsave, Self::MessagePage, Self::EventFlagsPage, Self::SyntheticTimers];
+}
+
+/// The argument of the calls for states: kind, length and address.
+fn state(kind: StateKind, page: &Mapping) -> [u64; 2] {
+    [kind as u64 | page.bytes() << 32, page.address()]
+}
+
 impl Vp {
     pub(crate) fn page(&self, page: VpPage) -> Result<Mapping> {
         Mapping::of_device(self.fd.as_fd(), page as usize)
@@ -186,6 +206,16 @@ impl Vp {
         }
         let output = hypercall(self.fd.as_fd(), code::GET_REGISTERS, names.len(), &input, names.len() * 2)?;
         Ok(output.chunks_exact(2).map(|pair| u128::from(pair[0]) | u128::from(pair[1]) << 64).collect())
+    }
+
+    /// Reads a state into this page.
+    pub(crate) fn get_state(&self, kind: StateKind, page: &Mapping) -> Result<()> {
+        call(self.fd.as_fd(), request::GET_STATE, &mut state(kind, page)).map(|_| ())
+    }
+
+    /// Sets a state from this page.
+    pub(crate) fn set_state(&self, kind: StateKind, page: &Mapping) -> Result<()> {
+        call(self.fd.as_fd(), request::SET_STATE, &mut state(kind, page)).map(|_| ())
     }
 
     /// Partition, which the kernel fills in, and VP.

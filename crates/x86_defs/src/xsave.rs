@@ -25,6 +25,8 @@ const COMPACTED: u64 = 1 << 63;
 const MXCSR: usize = 24;
 const X87_REGISTERS: core::ops::Range<usize> = 32..160;
 const XMM_REGISTERS: core::ops::Range<usize> = 160..416;
+/// The rest of the first part is reserved, or software's.
+const USED_LEGACY_BYTES: usize = 416;
 const XSTATE_BV: usize = 512;
 const XCOMP_BV: usize = 520;
 
@@ -59,20 +61,27 @@ pub fn compacted_bytes(states: u64, component: impl Fn(u32) -> Component) -> usi
     places(states, component).last().map_or(COMPONENTS, |(_, component, at)| at + component.bytes)
 }
 
-/// Writes the compacted image of the components `states` of `area`, which is in the standard format. Returns its size;
-/// `None` if it does not fit.
-pub fn compact(area: &[u8], states: u64, component: impl Fn(u32) -> Component, image: &mut [u8]) -> Option<usize> {
+/// Writes the compacted image of the components `states` of `area`, which is in the standard format. `mxcsr_mask` has
+/// the bits that MXCSR can have. Returns its size; `None` if it does not fit.
+///
+/// Equal registers give equal images. So all components are marked as present, with their initial values if the area
+/// has none: whether XSAVE marks a component that is initial differs by processor, and a state that never was in
+/// registers has no mask of MXCSR.
+pub fn compact(
+    area: &[u8],
+    states: u64,
+    component: impl Fn(u32) -> Component,
+    mxcsr_mask: u32,
+    image: &mut [u8],
+) -> Option<usize> {
     let bytes = compacted_bytes(states, &component);
     let image = image.get_mut(..bytes)?;
     image.fill(0);
-    image[..LEGACY_BYTES].copy_from_slice(area.get(..LEGACY_BYTES)?);
-    let mut present = word(area, XSTATE_BV)? & states;
-    // In this format MXCSR belongs to component 1.
-    if states & SSE != 0 && half_word(area, MXCSR)? != MXCSR_RESET {
-        present |= SSE;
-    }
-    put(image, XSTATE_BV, present);
+    image[..USED_LEGACY_BYTES].copy_from_slice(area.get(..USED_LEGACY_BYTES)?);
+    image[MXCSR + 4..MXCSR + 8].copy_from_slice(&mxcsr_mask.to_le_bytes());
+    put(image, XSTATE_BV, states);
     put(image, XCOMP_BV, COMPACTED | states);
+    let present = word(area, XSTATE_BV)?;
     for (number, component, at) in places(states, component) {
         if present >> number & 1 != 0 {
             let from = area.get(component.offset..component.offset + component.bytes)?;

@@ -30,7 +30,7 @@ const BATCH: u64 = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What QEMU 11.1 offers to its guests.
-const SYNTHETIC_FEATURES: (u64, u64) = (0x1_0001, 0x0640_0ffb);
+pub(super) const SYNTHETIC_FEATURES: (u64, u64) = (0x1_0001, 0x0640_0ffb);
 
 pub(super) fn run(device: &Device, invalidations: u64, vps: u32, seed: u64) -> Result<Figures> {
     let balance = Balance::before()?;

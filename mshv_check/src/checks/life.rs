@@ -1,12 +1,16 @@
 //! Partitions come and go, and nothing is lost.
 
-use anyhow::{Context, Result, ensure};
+use std::thread;
+use std::time::Duration;
 
+use anyhow::{Context, Result, bail, ensure};
+
+use super::hyperv::SYNTHETIC_FEATURES;
 use super::{Figures, figures, tell};
 use crate::balance::Balance;
 use crate::device::register::EXPLICIT_SUSPEND;
-use crate::device::{Device, VpPage};
-use crate::system::Mapping;
+use crate::device::{Device, StateKind, VpPage};
+use crate::system::{Mapping, PAGE};
 
 /// How much each round makes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,5 +75,38 @@ pub(super) fn pages(device: &Device) -> Result<Figures> {
         ensure!(suspended == [1], "VP {index} is not suspended at first: EXPLICIT_SUSPEND is {suspended:?}");
         vps.push(vp);
     }
-    Ok(figures([("vps", vps.len() as u64)]))
+    for _ in 0..STATES_ROUNDS {
+        states_stay_what_they_are(device)?;
+    }
+    Ok(figures([("vps", vps.len() as u64), ("states_rounds", STATES_ROUNDS)]))
+}
+
+/// How often the states of a VP are compared.
+const STATES_ROUNDS: u64 = 200;
+
+/// What is read of a VP that has not run, and set again, is read once more. Setting the timers wakes the VP, so a pCPU
+/// may have had its registers in between.
+fn states_stay_what_they_are(device: &Device) -> Result<()> {
+    let partition = device.create_partition().context("a partition")?;
+    let (property, features) = SYNTHETIC_FEATURES;
+    partition.set_property(property, features).context("SET_PROPERTY of its synthetic features")?;
+    partition.initialize().context("INITIALIZE")?;
+    let vp = partition.create_vp(0).context("CREATE_VP")?;
+    let pages = || StateKind::ALL.iter().map(|_| Mapping::anonymous(1)).collect::<std::io::Result<Vec<_>>>();
+    let [before, after] = [pages()?, pages()?];
+    for (kind, page) in StateKind::ALL.into_iter().zip(&before) {
+        vp.get_state(kind, page).with_context(|| format!("get of {kind:?}"))?;
+    }
+    for (kind, page) in StateKind::ALL.into_iter().zip(&before) {
+        vp.set_state(kind, page).with_context(|| format!("set of {kind:?}"))?;
+    }
+    // Time for a pCPU to look at the VP.
+    thread::sleep(Duration::from_millis(5));
+    for ((kind, before), after) in StateKind::ALL.into_iter().zip(&before).zip(&after) {
+        vp.get_state(kind, after).with_context(|| format!("second get of {kind:?}"))?;
+        if let Some(at) = (0..PAGE).step_by(4).find(|at| before.word(*at) != after.word(*at)) {
+            bail!("{kind:?}, byte {at:#x}: {:#x} was set, and {:#x} is there", before.word(at), after.word(at));
+        }
+    }
+    Ok(())
 }

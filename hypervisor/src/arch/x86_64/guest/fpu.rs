@@ -139,7 +139,7 @@ impl FpuState {
 
     /// Writes the image of these components, in the compacted format. Returns its size; `None` if it does not fit.
     pub(super) fn image(&self, components: u64, image: &mut [u8]) -> Option<usize> {
-        xsave::compact(self.bytes(), offered(components), component, image)
+        xsave::compact(self.bytes(), offered(components), component, mxcsr_mask(), image)
     }
 
     /// Takes over these components from an image in either format. `None` if XRSTOR would not take it.
