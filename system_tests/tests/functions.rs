@@ -80,7 +80,10 @@ fn without_an_iommu_no_vm_gets_a_function_and_the_remedy_is_told() {
     let said = run(60, &owner("owner", "\"0000:00:10.0\""), &machine(&[("-device", "edu,addr=10")]), &["--log"]);
     let text = format!("{}{}", said.stdout, said.stderr);
     assert_ne!(said.status, 0, "{text}");
-    assert!(text.contains("no IOMMU guards this machine: firmware reports none (no ACPI table IVRS or DMAR)"), "{text}");
+    assert!(
+        text.contains("no IOMMU guards this machine: firmware reports none (no ACPI table IVRS or DMAR)"),
+        "{text}"
+    );
     assert!(text.contains("or leave 'devices' out"), "{text}");
 }
 
