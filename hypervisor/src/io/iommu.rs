@@ -160,7 +160,7 @@ pub(crate) fn check(is_required: bool) -> Result<(), String> {
         Guard::Off(why) if is_required => {
             return Err(format!(
                 "require_iommu is set, and no IOMMU guards this machine: {why}. Turn it on in the firmware's settings \
-                 (AMD: \"IOMMU\" or \"AMD-Vi\"), or leave require_iommu out"
+                 (\"IOMMU\", \"AMD-Vi\" or \"VT-d\"), or leave require_iommu out"
             ));
         }
         Guard::Off(_) => {}

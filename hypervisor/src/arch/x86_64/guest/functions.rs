@@ -95,8 +95,8 @@ impl GivenFunctions for Given {
         if let Guard::Off(why) = iommu::guard() {
             return Err(format!(
                 "no IOMMU guards this machine: {why}. A device uses the machine's addresses, and the VM's memory is not \
-                 there. Turn the IOMMU on in the firmware's settings (AMD: \"IOMMU\" or \"AMD-Vi\"), or leave 'devices' \
-                 out"
+                 there. Turn the IOMMU on in the firmware's settings (\"IOMMU\", \"AMD-Vi\" or \"VT-d\"), or \
+                 leave 'devices' out"
             ));
         }
         if own_machine::are_devices_taken() {
