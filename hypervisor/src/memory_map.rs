@@ -114,6 +114,11 @@ impl MemoryMap {
         self.ram().iter().any(|ram| ram.start <= range.start && range.end() <= ram.end())
     }
 
+    /// Whether RAM is in `range`, free or with ACPI's tables.
+    pub fn touches_ram(&self, range: &HpaRange) -> bool {
+        self.ram_and_acpi().iter().any(|ram| ram.overlaps(range))
+    }
+
     /// A page of free RAM outside of `taken` at which a CPU can start. Page 0 is left to firmware.
     pub fn start_page<'a>(&self, taken: impl IntoIterator<Item = &'a HpaRange>) -> Option<StartPage> {
         let mut free = self.ram();

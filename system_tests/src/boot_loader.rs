@@ -41,6 +41,8 @@ pub struct BootLoader {
     pub edits: Vec<(u8, u32, bool)>,
     /// Values of EAX and EBX instead of QEMU's.
     pub registers: Option<(u32, u32)>,
+    /// Words that it writes to ports, in this order.
+    pub outputs: Vec<(u16, u32)>,
 }
 
 impl BootLoader {
@@ -84,6 +86,14 @@ impl BootLoader {
     /// The instructions, in 32-bit mode with EBX as QEMU has set it.
     fn code(&self, entry: u32) -> Vec<u8> {
         let mut code = Vec::new();
+        for &(port, value) in &self.outputs {
+            // mov dx, port; mov eax, value; out dx, eax
+            code.extend([0x66, 0xba]);
+            code.extend(port.to_le_bytes());
+            code.push(0xb8);
+            code.extend(value.to_le_bytes());
+            code.push(0xef);
+        }
         for &(offset, value, is_long) in &self.edits {
             // mov dword ptr [ebx + offset], value
             code.extend([0xc7, 0x43, offset]);

@@ -116,7 +116,7 @@ fn with_module(start: u64, bytes: u64) -> BootLoader {
     BootLoader {
         data: [start, bytes, 0, 0].into_iter().flat_map(u64::to_le_bytes).collect(),
         edits: vec![(MODULE_LIST, DATA, true), (MODULES, 1, false)],
-        registers: None,
+        ..BootLoader::default()
     }
 }
 
@@ -169,7 +169,7 @@ fn with_tables(root: &[u8], tables: &[Vec<u8>]) -> BootLoader {
         data.resize(data.len().next_multiple_of(0x1000), 0);
         data.extend(table);
     }
-    BootLoader { data, edits: vec![(RSDP, DATA, true)], registers: None }
+    BootLoader { data, edits: vec![(RSDP, DATA, true)], ..BootLoader::default() }
 }
 
 #[test]
@@ -212,7 +212,11 @@ fn acpi_tables_with_wrong_checksums_lengths_and_addresses_are_refused() {
 
 #[test]
 fn who_passes_nothing_that_is_known_is_told_so() {
-    let with = |eax, ebx, data: &[u8]| BootLoader { data: data.to_vec(), edits: vec![], registers: Some((eax, ebx)) };
+    let with = |eax, ebx, data: &[u8]| BootLoader {
+        data: data.to_vec(),
+        registers: Some((eax, ebx)),
+        ..BootLoader::default()
+    };
     refuses(&with(0, DATA, &[0; 64]), &[], "passed neither a PVH start info nor a multiboot2 boot information");
     refuses(&with(0, 0, &[]), &[], "is out of reach");
     refuses(&with(MULTIBOOT2, 0, &[]), &[], "is out of reach");
@@ -263,7 +267,7 @@ fn boot_information() -> Vec<u8> {
 #[test]
 fn damaged_boot_informations_end_in_a_message_and_never_in_a_reset() {
     let whole = boot_information();
-    let with = |data: Vec<u8>| BootLoader { data, edits: vec![], registers: Some((MULTIBOOT2, DATA)) };
+    let with = |data: Vec<u8>| BootLoader { data, registers: Some((MULTIBOOT2, DATA)), ..BootLoader::default() };
     refuses(&with(whole.clone()), &[], "ACPI");
 
     let mut rng = fastrand::Rng::with_seed(15);
@@ -282,7 +286,8 @@ fn damaged_boot_informations_end_in_a_message_and_never_in_a_reset() {
 
 #[test]
 fn command_lines_without_an_end_or_out_of_reach_do_no_harm() {
-    let endless = BootLoader { data: vec![b'x'; 8192], edits: vec![(COMMAND_LINE, DATA, true)], registers: None };
+    let endless =
+        BootLoader { data: vec![b'x'; 8192], edits: vec![(COMMAND_LINE, DATA, true)], ..BootLoader::default() };
     refuses(&endless, &[], "unknown option");
     let beyond = BootLoader { edits: vec![(COMMAND_LINE, u32::MAX, true)], ..BootLoader::default() };
     refuses(&beyond, &[], "no boot module");

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use system_tests::monitor::Monitor;
 use system_tests::{Host, Run, dunlin_run_vms, finished, measuring_vm, tool};
 use tempfile::TempDir;
 
@@ -106,6 +107,28 @@ fn function_without_a_reset_of_its_own_is_given_once() {
     let again = create();
     let why = "key 'devices': the host cannot create it: 0000:00:11.0: another VM has had it, and it cannot be reset";
     assert!(again.status != 0 && again.stderr.contains(why), "{again:#?}");
+    host.end();
+}
+
+#[test]
+fn function_with_its_memory_over_ram_is_refused() {
+    let devices = machine(&[("-device", amd_vi()), ("-device", "edu,addr=10")]);
+    let other = format!("memory = \"512M\"\n\n{}", measuring_vm("other", 1, "experiments=mixed seconds=60"));
+    let host = Host::start(100, 2, &other, |folder| {
+        devices.into_iter().chain(Monitor::qemu_arguments(folder).map(|word| format!("--qemu-arg={word}"))).collect()
+    });
+    let _ = host.ask("stats");
+    // The first BAR of 00:10.0. The CPUs stand still between the address and the value.
+    let mut monitor = Monitor::attach(host.folder());
+    for command in ["stop", "o/w 0xcf8 0x80008010", "o/w 0xcfc 0x4000000", "cont"] {
+        monitor.say(command);
+    }
+    let file = host.folder().join("owner.toml");
+    std::fs::write(&file, owner("owner", "\"0000:00:10.0\"")).expect("can be written");
+    let pid = host.pid().to_string();
+    let create = finished(Command::new(tool()).args(["create", &file.to_string_lossy(), "--host", &pid]));
+    let why = "0000:00:10.0: its memory at 0x4000000 overlaps RAM";
+    assert!(create.status != 0 && create.stderr.contains(why), "{create:#?}");
     host.end();
 }
 

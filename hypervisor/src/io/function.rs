@@ -285,7 +285,11 @@ fn is_back_door(raw: &Raw, at: usize) -> bool {
     raw.word(register::VENDOR) == VIRTIO && raw.byte(at + 3) == PCI_CONFIGURATION
 }
 
-fn bars(raw: &Raw) -> Result<Vec<Bar>, Unfit> {
+/// The memory of a function that is no bridge.
+///
+/// # Errors
+/// A BAR has no address, or makes no sense.
+pub fn bars(raw: &Raw) -> Result<Vec<Bar>, Unfit> {
     const IS_PORTS: u32 = 1;
     const KIND: u32 = 3 << 1;
     const KIND_64: u32 = 2 << 1;

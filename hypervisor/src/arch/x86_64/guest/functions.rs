@@ -208,7 +208,7 @@ fn find(function: PciFunction) -> Result<Found, String> {
 /// What of the hypervisor's, or which memory, is in this range.
 fn owner_of(range: &HpaRange) -> Option<&'static str> {
     let overlaps = |start: u64, bytes: u64| HpaRange::new(Hpa(start), bytes).is_none_or(|own| own.overlaps(range));
-    if boot::handover().is_none_or(|handover| handover.memory.ram_and_acpi().iter().any(|ram| ram.overlaps(range))) {
+    if boot::handover().is_none_or(|handover| handover.memory.touches_ram(range)) {
         return Some("RAM");
     }
     if overlaps(LOCAL_APIC.0, PAGE_BYTES) || overlaps(IO_APIC.0, PAGE_BYTES) {

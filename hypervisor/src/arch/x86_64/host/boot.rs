@@ -331,7 +331,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     tsc::calibrate(machine);
     wall_clock::init(machine);
     apic::start_timer();
-    pci::init(machine);
+    pci::init(machine, &handover.memory);
     iommu::init(machine, &handover.memory);
     control_port::open();
     if boot.option("selftest") == Some("tsc-skew") {

@@ -17,7 +17,8 @@ use spin::Once;
 use super::acpi;
 use super::paging::map_mmio;
 use crate::device::pci::config_space::{BYTES, register};
-use crate::io::function::{BARS, Raw};
+use crate::io::function::{BARS, Raw, bars};
+use crate::memory_map::MemoryMap;
 
 /// A function of the machine.
 #[derive(Debug)]
@@ -38,9 +39,11 @@ const BRIDGE_HEADER: u8 = 1;
 const SECONDARY_BUS: usize = 0x19;
 /// Command: ports and memory are on.
 const DECODES: u16 = 0b11;
+/// Command: memory is on.
+const DECODES_MEMORY: u16 = 0b10;
 
 /// Lists the functions of segment 0. Runs on the first pCPU, before devices are used.
-pub(super) fn init(machine: &acpi::Machine) {
+pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
     let mut found = Vec::new();
     let mut seen = [false; 256];
     let mut buses: Vec<u8> = machine.ecam.iter().map(|window| window.first_bus).collect();
@@ -62,7 +65,9 @@ pub(super) fn init(machine: &acpi::Machine) {
                 if header & 0x7f == BRIDGE_HEADER {
                     buses.push(space.byte(SECONDARY_BUS));
                 }
-                found.push(list(function, &space));
+                let listed = list(function, &space);
+                listed.tell_if_in_ram(&space, memory);
+                found.push(listed);
                 if number == 0 && header & 0x80 == 0 {
                     break;
                 }
@@ -101,6 +106,23 @@ pub(in crate::arch::x86_64) fn all() -> impl Iterator<Item = &'static Listed> {
 }
 
 impl Listed {
+    /// Says so if it answers where RAM is. Nobody else gets RAM by that: a VM is refused such a function, and in the VM
+    /// with all devices that RAM stays out of reach, or is the VM's own.
+    fn tell_if_in_ram(&self, space: &Space, memory: &MemoryMap) {
+        if space.word(register::COMMAND) & DECODES_MEMORY == 0 {
+            return;
+        }
+        for bar in bars(&self.read(space)).unwrap_or_default() {
+            if memory.touches_ram(&bar.range) {
+                log::warn!(
+                    "PCI: {} has its memory at {}, where RAM is; no VM can be given it by itself",
+                    self.function,
+                    bar.range.start
+                );
+            }
+        }
+    }
+
     /// What it says of itself now.
     pub(in crate::arch::x86_64) fn read(&self, space: &Space) -> Raw {
         Raw { config: core::array::from_fn(|at| space.byte(at)), sizes: self.sizes }

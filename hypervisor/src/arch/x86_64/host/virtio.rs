@@ -13,7 +13,7 @@ use virtio_drivers::transport::pci::bus::{BarInfo, Command, ConfigurationAccess,
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 
 use super::paging::map_mmio;
-use super::{acpi, iommu};
+use super::{acpi, boot, iommu};
 use crate::arch::control_port::HostMemory;
 
 /// What the hypervisor itself uses of PCI.
@@ -48,8 +48,14 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
         BarInfo::Memory { address, size, .. } => HpaRange::new(Hpa(*address), *size),
         BarInfo::IO { .. } => None,
     });
+    let registers: Vec<HpaRange> = registers.collect();
+    let is_ram = |range: &&HpaRange| boot::handover().is_none_or(|handover| handover.memory.touches_ram(range));
+    if let Some(range) = registers.iter().find(is_ram) {
+        log::warn!("the virtio console at {console} is not used: it has its memory at {}, where RAM is", range.start);
+        return None;
+    }
     let function = PciFunction { bus: console.bus, device: console.device, function: console.function };
-    USED.call_once(|| Used { function, registers: registers.collect() });
+    USED.call_once(|| Used { function, registers });
     iommu::trust(function.into());
     root.set_command(console, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
     let transport = PciTransport::new::<HostMemory, _>(&mut root, console)
