@@ -6,6 +6,7 @@ use addr::{Hpa, PAGE_BYTES};
 /// Types, in bits 3:0 of the first word.
 const CONTEXT_CACHE: u64 = 1;
 const IOTLB: u64 = 2;
+const INTERRUPTS: u64 = 4;
 const WAIT: u64 = 5;
 
 /// Granularity, in bits 5:4 of an invalidation: all, those of a domain, or its pages that the second word names.
@@ -19,6 +20,10 @@ const DRAIN: u64 = 1 << 6 | 1 << 7;
 const LEAVES_ONLY: u64 = 1 << 6;
 /// WAIT: the IOMMU stores a word of 32 bits.
 const STORE: u64 = 1 << 5;
+
+/// INTERRUPTS: only the entry that bits 47:32 name.
+const ONE: u64 = 1 << 4;
+const INDEX_SHIFT: u32 = 32;
 
 const DOMAIN_SHIFT: u32 = 16;
 const DATA_SHIFT: u32 = 32;
@@ -63,6 +68,15 @@ impl Descriptor {
     /// Forget all translations.
     pub const ALL_TRANSLATIONS: Self = Self([IOTLB | ALL | DRAIN, 0]);
 
+    /// Forget all entries of the interrupt remapping table (6.5.2.7).
+    pub const ALL_INTERRUPTS: Self = Self([INTERRUPTS, 0]);
+
+    /// Forget an entry of the interrupt remapping table.
+    #[must_use]
+    pub const fn forget_interrupt(index: u16) -> Self {
+        Self([INTERRUPTS | ONE | (index as u64) << INDEX_SHIFT, 0])
+    }
+
     /// Forget translations of a domain. With `tables`, cached pointers to tables on their way, too.
     #[must_use]
     pub const fn forget_pages(domain: u16, pages: Pages, tables: bool) -> Self {
@@ -96,6 +110,8 @@ mod tests {
         assert_eq!(Descriptor::forget_pages(3, page, true).0, [0x3_00f2, 0x1234_5000]);
         let large = Pages::covering(0x20_0000, 0x40_0000, 18);
         assert_eq!(Descriptor::forget_pages(3, large, false).0, [0x3_00f2, 0x20_0049]);
+        assert_eq!(Descriptor::ALL_INTERRUPTS.0, [4, 0]);
+        assert_eq!(Descriptor::forget_interrupt(0x341).0, [0x341_0000_0014, 0]);
         assert_eq!(Descriptor::wait(Hpa(0x1238), 77).0, [77 << 32 | 0x25, 0x1238]);
     }
 

@@ -19,6 +19,7 @@ const SIGNATURE: &[u8; 4] = b"DMAR";
 /// Where the fields begin, in bytes from the start of the table, of a structure or of a device's scope.
 mod at {
     pub(super) const TABLE_LENGTH: usize = 4;
+    pub(super) const FLAGS: usize = 37;
     /// Of the first structure.
     pub(super) const STRUCTURES: usize = 48;
 
@@ -39,6 +40,9 @@ mod at {
 /// Types of structures.
 const DRHD: u16 = 0;
 const RMRR: u16 = 1;
+
+/// INTR_REMAP, a flag of the table.
+const REMAPS_INTERRUPTS: u8 = 1 << 0;
 
 const ADDRESS_END: u64 = 1 << 52;
 
@@ -110,6 +114,12 @@ impl<'a> Dmar<'a> {
             checked.map_err(|what| Malformed { offset, what })?;
         }
         Ok(table)
+    }
+
+    /// Whether the platform supports the remapping of interrupts.
+    #[must_use]
+    pub fn remaps_interrupts(self) -> bool {
+        self.0[at::FLAGS] & REMAPS_INTERRUPTS != 0
     }
 
     /// The IOMMUs.
@@ -251,6 +261,15 @@ mod tests {
         assert_eq!(units, [first, second].map(|(base, segment)| Unit { base: Hpa(base), segment }));
         let reserved: Vec<_> = dmar.reserved().collect();
         assert_eq!(reserved, [Reserved { start: Hpa(0x7f00_0000), last: Hpa(0x7f0f_ffff) }]);
+    }
+
+    #[test]
+    fn platform_says_whether_it_supports_the_remapping_of_interrupts() {
+        let mut bytes = table(&[drhd(0xfed9_0000, &SCOPES)]);
+        assert!(!Dmar::new(&bytes).expect("well formed").remaps_interrupts());
+        bytes[at::FLAGS] |= REMAPS_INTERRUPTS;
+        bytes[9] = bytes[9].wrapping_sub(REMAPS_INTERRUPTS);
+        assert!(Dmar::new(&bytes).expect("well formed").remaps_interrupts());
     }
 
     #[test]

@@ -8,7 +8,12 @@ const IN_USE: u64 = 1 << 63;
 const READ: u64 = 1 << 62;
 const REASON_SHIFT: u32 = 32;
 
-/// An access of a device that was stopped.
+/// Reasons that are about interrupts (7.1.3).
+const INTERRUPTS: core::ops::RangeInclusive<u8> = 0x20..=0x2f;
+/// Number of the entry of the interrupt remapping table, in the first word.
+const INDEX_SHIFT: u32 = 48;
+
+/// An access of a device, or an interrupt, that was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The device, by its requester ID.
@@ -17,7 +22,7 @@ pub struct Fault {
     pub reason: u8,
     /// Whether it has read.
     pub is_read: bool,
-    /// The page that it has used.
+    /// The page that it has used. For an interrupt: the number of the entry that it has named, from bit 48 on.
     pub address: u64,
 }
 
@@ -42,6 +47,12 @@ impl Fault {
         })
     }
 
+    /// The number of the entry of the interrupt remapping table, if it is about an interrupt.
+    #[must_use]
+    pub fn interrupt(self) -> Option<u64> {
+        INTERRUPTS.contains(&self.reason).then_some(self.address >> INDEX_SHIFT)
+    }
+
     /// The reason in words.
     const fn why(self) -> &'static str {
         match self.reason {
@@ -53,7 +64,13 @@ impl Fault {
             0x6 => "not mapped or not readable",
             0x7..=0x9 => "a table cannot be read",
             0xa..=0xc => "reserved bits in a table",
-            0x20..=0x26 => "interrupt refused",
+            0x20 => "reserved bits in the message",
+            0x21 => "no such entry",
+            0x22 => "nobody was given the interrupt",
+            0x23 => "the table cannot be read",
+            0x24 => "reserved bits in the entry",
+            0x25 => "message of the old format",
+            0x26 => "the interrupt of another device",
             _ => "other reason",
         }
     }
@@ -61,8 +78,12 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let access = if self.is_read { "read" } else { "write" };
-        write!(f, "{access} at {:#x}, reason {:#x}: {}", self.address, self.reason, self.why())
+        match self.interrupt() {
+            Some(index) => write!(f, "interrupt {index:#x}")?,
+            None if self.is_read => write!(f, "read at {:#x}", self.address)?,
+            None => write!(f, "write at {:#x}", self.address)?,
+        }
+        write!(f, ", reason {:#x}: {}", self.reason, self.why())
     }
 }
 
@@ -79,6 +100,15 @@ mod tests {
         assert_eq!(fault.to_string(), "write at 0x12345000, reason 0x5: not writable");
         let fault = Fault::decode([0, 3 << 62 | 6 << 32]).expect("a fault");
         assert_eq!(fault.to_string(), "read at 0x0, reason 0x6: not mapped or not readable");
+    }
+
+    #[test]
+    fn refused_interrupt_names_device_entry_and_reason() {
+        let fault = Fault::decode([0x0341 << 48, 1 << 63 | 0x26 << 32 | 0x20]).expect("a fault");
+        assert_eq!((fault.source, fault.interrupt()), (0x20, Some(0x341)));
+        assert_eq!(fault.to_string(), "interrupt 0x341, reason 0x26: the interrupt of another device");
+        let fault = Fault::decode([0, 1 << 63 | 0x25 << 32 | 0x20]).expect("a fault");
+        assert_eq!(fault.to_string(), "interrupt 0x0, reason 0x25: message of the old format");
     }
 
     #[test]

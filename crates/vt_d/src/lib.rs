@@ -15,6 +15,7 @@
 //! |---|---|
 //! | [`dmar`] | firmware's table that lists the IOMMUs; hostile until checked |
 //! | [`ContextEntry`], [`root_entry`] | what a device may do |
+//! | [`InterruptEntry`] | which interrupt a device may raise |
 //! | [`Descriptor`] | what the driver tells the IOMMU: above all, to forget cached translations |
 //! | [`Fault`] | what the IOMMU reports |
 //! | [`registers`] | offsets and bits of the registers |
@@ -31,11 +32,13 @@
 mod descriptor;
 pub mod dmar;
 mod fault;
+mod interrupt_table;
 pub mod registers;
 mod tables;
 
 pub use descriptor::{Descriptor, Pages};
 pub use fault::Fault;
+pub use interrupt_table::{InterruptEntry, interrupt_table};
 pub use tables::{ContextEntry, root_entry};
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ pub const QUEUE_TAIL: u64 = 0x88;
 pub const QUEUE_ADDRESS: u64 = 0x90;
 /// Descriptors of such a queue: they fill a page.
 pub const QUEUE_LENGTH: u64 = 256;
+/// Address and length of the interrupt remapping table: [`interrupt_table`](crate::interrupt_table).
+pub const INTERRUPT_TABLE: u64 = 0xb8;
 
 /// Bits of [`COMMAND`] and [`STATUS`].
 pub mod global {
@@ -48,8 +50,12 @@ pub mod global {
     pub const QUEUE: u32 = 1 << 26;
     /// Interrupts are remapped.
     pub const INTERRUPTS: u32 = 1 << 25;
+    /// The interrupt remapping table is the one that the register names.
+    pub const INTERRUPT_TABLE: u32 = 1 << 24;
+    /// Interrupts of the old format pass, while others are remapped.
+    pub const OLD_INTERRUPTS: u32 = 1 << 23;
     /// Bits that stay on by being written again. Those of the others that are set in the status would act again.
-    pub const LASTING: u32 = TRANSLATION | QUEUE | INTERRUPTS | 1 << 23;
+    pub const LASTING: u32 = TRANSLATION | QUEUE | INTERRUPTS | OLD_INTERRUPTS;
 }
 
 /// Bits of [`FAULT_STATUS`]. A written 1 clears them.
@@ -127,6 +133,12 @@ impl Extended {
         self.0 & 1 << 1 != 0
     }
 
+    /// Whether interrupts can be remapped (IR).
+    #[must_use]
+    pub const fn remaps_interrupts(self) -> bool {
+        self.0 & 1 << 3 != 0
+    }
+
     /// Whether a device's accesses can pass untranslated while others are translated (PT).
     #[must_use]
     pub const fn passes_through(self) -> bool {
@@ -157,6 +169,7 @@ mod tests {
         }
         let extended = Extended(0xf0_0f4a);
         assert!(extended.has_queue() && extended.passes_through() && !extended.is_coherent());
+        assert!(extended.remaps_interrupts() && !Extended(0xf0_0f42).remaps_interrupts());
     }
 
     #[test]
