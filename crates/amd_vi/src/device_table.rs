@@ -32,17 +32,26 @@ const PASS_SHIFT: u32 = 56;
 /// IntCtl, bits 61:60: 0 aborts fixed and arbitrated interrupts, 2 remaps them.
 const REMAP: u64 = 2 << 60;
 
+/// IntCtl: 1 lets fixed and arbitrated interrupts pass as they are.
+const FORWARD: u64 = 1 << 60;
+
 /// The settings of an IVHD entry (table 99): bits 2:0 and 7:6 are those that let special interrupts pass.
 const SETTINGS_PASS: u64 = 0b1100_0111;
 
 /// What happens to a device's interrupts: its writes to 0xfeex_xxxx.
+///
+/// INIT, NMI and external interrupts are not looked up in a table. Unless all pass, they arrive only from a device that
+/// firmware says needs them ([`DeviceTableEntry::with_special_interrupts`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupts {
     /// None arrives.
     Blocked,
-    /// Each goes where the device wants it to go, with any vector.
+    /// Each goes where the device wants it to go: any vector, and INIT, NMI and external ones as well.
     Unmapped,
-    /// Each is looked up in this table of 2^`order` entries, which starts at a multiple of 128 bytes.
+    /// Those of any vector go where the device wants them to go.
+    Forwarded,
+    /// Each is looked up in this table of 2^`order` entries, which starts at a multiple of 128 bytes
+    /// ([`InterruptEntry`](crate::InterruptEntry)).
     Remapped {
         /// First byte of the table.
         table: Hpa,
@@ -87,6 +96,7 @@ impl DeviceTableEntry {
         let third = match interrupts {
             Interrupts::Blocked => INTERRUPT_MAP_VALID,
             Interrupts::Unmapped => 0,
+            Interrupts::Forwarded => INTERRUPT_MAP_VALID | FORWARD,
             Interrupts::Remapped { table, order } => {
                 INTERRUPT_MAP_VALID | (order as u64) << INTERRUPT_TABLE_LENGTH_SHIFT | table.0 & INTERRUPT_TABLE | REMAP
             }
@@ -94,11 +104,17 @@ impl DeviceTableEntry {
         Self([first, domain as u64, third, 0])
     }
 
-    /// The same entry with what firmware says of the device in IVRS: which special interrupts (INIT, NMI, LINT) it
-    /// must be able to send, and how it reaches the system management range.
+    /// The same entry with what firmware says in IVRS about how the device reaches the system management range.
     #[must_use]
-    pub const fn with_settings(mut self, settings: u8) -> Self {
+    pub const fn with_system_management(mut self, settings: u8) -> Self {
         self.0[1] |= (settings as u64 >> 4 & 3) << SYSTEM_MANAGEMENT_SHIFT;
+        self
+    }
+
+    /// The same entry with the special interrupts (INIT, NMI, external, LINT) that the device must be able to send, as
+    /// firmware says in IVRS. For an interrupt controller that the hypervisor programs: any of them stops a processor.
+    #[must_use]
+    pub const fn with_special_interrupts(mut self, settings: u8) -> Self {
         self.0[2] |= (settings as u64 & SETTINGS_PASS) << PASS_SHIFT;
         self
     }
@@ -135,6 +151,21 @@ mod tests {
         let interrupts = Interrupts::Remapped { table: Hpa(0x7780), order: 8 };
         let DeviceTableEntry(words) = DeviceTableEntry::translated(ROOT_TABLE, 4, 7, interrupts);
         assert_eq!(words[2], 0x2000_0000_0000_7791);
+        let DeviceTableEntry(words) = DeviceTableEntry::blocked(ROOT_TABLE, 4, Interrupts::Forwarded);
+        assert_eq!(words[2], 0x1000_0000_0000_0001);
+    }
+
+    #[test]
+    fn special_interrupts_pass_where_firmware_wants_it_and_otherwise_only_unmapped() {
+        const PASS: u64 = 7 << 56 | 3 << 62;
+        let table = Interrupts::Remapped { table: Hpa(!0x7f), order: 9 };
+        for interrupts in [Interrupts::Blocked, Interrupts::Forwarded, table] {
+            let entry = DeviceTableEntry::translated(ROOT_TABLE, 4, 7, interrupts);
+            assert_eq!(entry.0[2] & (PASS | INTERRUPT_MAP_VALID), INTERRUPT_MAP_VALID, "{interrupts:?}");
+            assert_eq!(entry.with_special_interrupts(1 << 2).0[2] & PASS, 1 << 58, "NMI");
+        }
+        let entry = DeviceTableEntry::translated(ROOT_TABLE, 4, 7, Interrupts::Unmapped);
+        assert_eq!(entry.0[2] & INTERRUPT_MAP_VALID, 0, "nothing is looked at");
     }
 
     #[test]
@@ -160,7 +191,8 @@ mod tests {
 
     #[test]
     fn settings_of_firmware_go_to_their_bits_and_give_no_access() {
-        let blocked = DeviceTableEntry::blocked(ROOT_TABLE, 4, Interrupts::Unmapped).with_settings(0xff);
+        let blocked = DeviceTableEntry::blocked(ROOT_TABLE, 4, Interrupts::Unmapped);
+        let blocked = blocked.with_system_management(0xff).with_special_interrupts(0xff);
         assert_eq!(blocked.0[1], 3 << 40);
         assert_eq!(blocked.0[2], 7 << 56 | 3 << 62, "IntCtl, bits 61:60, is not firmware's");
         assert!(!blocked.allows_access());

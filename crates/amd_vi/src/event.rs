@@ -24,7 +24,8 @@ pub enum Kind {
     CommandHardwareError,
     /// A device did not answer an invalidation of its own TLB.
     DeviceTlbTimeout,
-    /// The device made a request that is not allowed to it.
+    /// The device made a request that is not allowed to it: among others, one for an interrupt that its device table
+    /// entry stops. (One that an interrupt remapping table stops is a [`PageFault`](Self::PageFault) with the flag I.)
     InvalidDeviceRequest,
     /// Any other code.
     Other(u8),
@@ -99,6 +100,9 @@ impl fmt::Display for Event {
             let set = FLAGS.iter().enumerate().filter(|(bit, _)| self.flags >> bit & 1 != 0);
             set.map(|(_, name)| name).try_for_each(|name| write!(f, " {name}"))?;
         }
+        if self.kind == Kind::InvalidDeviceRequest {
+            write!(f, ", flags {:#x}", self.flags)?;
+        }
         Ok(())
     }
 }
@@ -114,6 +118,14 @@ mod tests {
         let event = Event::decode([0x2030_0003_0000_0020, 0x1234_5678]).expect("an event");
         assert_eq!((event.kind, event.device, event.domain), (Kind::PageFault, DeviceId(0x20), 3));
         assert_eq!(event.to_string(), "IO_PAGE_FAULT of 00:04.0 at 0x12345678, domain 3, flags PR RW");
+    }
+
+    #[test]
+    fn refused_interrupts_are_told_from_refused_accesses() {
+        let fault = Event::decode([0x2008_0000_0000_0020, 0xfdf8_0041]).expect("an event");
+        assert_eq!(fault.to_string(), "IO_PAGE_FAULT of 00:04.0 at 0xfdf80041, domain 0, flags I");
+        let request = Event::decode([0x8a00_0000_0000_0020, 0xfdf8_0041]).expect("an event");
+        assert_eq!(request.to_string(), "INVALID_DEVICE_REQUEST of 00:04.0 at 0xfdf80041, flags 0xa00");
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub struct Unit<'a> {
 pub enum Scope {
     /// All that the unit serves.
     All {
-        /// For [`with_settings`](crate::DeviceTableEntry::with_settings).
+        /// For [`with_system_management`](crate::DeviceTableEntry::with_system_management).
         settings: u8,
     },
     /// Functions.
@@ -115,7 +115,7 @@ pub enum Scope {
         last: DeviceId,
         /// They appear to the IOMMU under this number instead of their own: a bridge to PCI speaks for them.
         alias: Option<DeviceId>,
-        /// For [`with_settings`](crate::DeviceTableEntry::with_settings).
+        /// For [`with_system_management`](crate::DeviceTableEntry::with_system_management).
         settings: u8,
     },
     /// A device that sends interrupts, and is no PCI function.
@@ -126,14 +126,14 @@ pub enum Scope {
         handle: u8,
         /// The number under which the IOMMU knows it.
         source: DeviceId,
-        /// For [`with_settings`](crate::DeviceTableEntry::with_settings).
+        /// For [`with_system_management`](crate::DeviceTableEntry::with_system_management).
         settings: u8,
     },
     /// A device that ACPI names.
     Named {
         /// The number under which the IOMMU knows it.
         source: DeviceId,
-        /// For [`with_settings`](crate::DeviceTableEntry::with_settings).
+        /// For [`with_system_management`](crate::DeviceTableEntry::with_system_management).
         settings: u8,
     },
 }

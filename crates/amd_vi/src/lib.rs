@@ -15,6 +15,7 @@
 //! |---|---|
 //! | [`ivrs`] | firmware's table that lists the IOMMUs and their devices; hostile until checked |
 //! | [`DeviceTableEntry`] | what a device may do |
+//! | [`InterruptEntry`] | which interrupt a device may raise |
 //! | [`Command`] | what the driver tells the IOMMU: above all, to forget cached translations |
 //! | [`Event`] | what the IOMMU reports |
 //! | [`Ring`] | heads and tails of both buffers |
@@ -32,6 +33,7 @@ mod command;
 mod device_id;
 mod device_table;
 mod event;
+mod interrupt_table;
 pub mod ivrs;
 pub mod registers;
 mod ring;
@@ -40,6 +42,7 @@ pub use command::{Command, Pages};
 pub use device_id::DeviceId;
 pub use device_table::{DeviceTableEntry, Interrupts};
 pub use event::{Event, Kind};
+pub use interrupt_table::InterruptEntry;
 pub use ring::Ring;
 
 #[cfg(test)]

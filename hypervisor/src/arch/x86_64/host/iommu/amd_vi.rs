@@ -61,7 +61,7 @@ impl Iommus for Guards {
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {
         let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, Interrupts::Unmapped);
         for device in self.devices(functions) {
-            self.write_entry(device, entry.with_settings(self.settings(device)));
+            self.write_entry(device, with_settings(entry, self.settings(device)));
         }
         self.forget_devices(self.devices(functions));
         self.forget(domain, Pages::All, true);
@@ -157,7 +157,7 @@ impl Guards {
             _ => None,
         });
         let interrupts = if special.is_some() { Interrupts::Unmapped } else { Interrupts::Blocked };
-        DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, interrupts).with_settings(special.unwrap_or(0))
+        with_settings(DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, interrupts), special.unwrap_or(0))
     }
 
     /// What firmware says that an owned function must be able to send.
@@ -221,6 +221,11 @@ impl Guards {
             sent.and_then(|()| unit.complete()).unwrap_or_else(|silent| silent.stop());
         }
     }
+}
+
+/// The entry with all that firmware says of a device.
+fn with_settings(entry: DeviceTableEntry, settings: u8) -> DeviceTableEntry {
+    entry.with_system_management(settings).with_special_interrupts(settings)
 }
 
 /// One IOMMU: its registers, and its buffers.
