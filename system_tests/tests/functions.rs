@@ -158,6 +158,34 @@ fn device_of_a_hostile_guest_reaches_its_memory_alone_and_all_else_runs() {
     assert_eq!(is_told, amd_vi().contains("dma-remap"), "{said:#?}");
 }
 
+#[test]
+fn hostile_guest_interrupts_no_processor_by_writes_of_its_device_and_all_else_runs() {
+    // With Intel's IOMMU this would stop the machine: QEMU's lets messages of the old format pass.
+    let machine = machine(&[("-device", amd_vi()), ("-device", "edu,addr=10,dma_mask=0xffffffffffffffff")]);
+    let toml = measuring_vm("hostile", 1, "experiments=edu,edu-interrupts,edu")
+        + "devices = [\"0000:00:10.0\"]\n\n"
+        + &measuring_vm("beside", 2, "experiments=mixed seconds=20");
+    let said = run(180, &toml, &machine, &["--log"]).expect_status(0);
+    for name in ["hostile", "beside"] {
+        let of_vm = |line: &&str| line.starts_with(&format!("{name}| ")) && line.contains("failures=");
+        let last = said.stdout.lines().rfind(of_vm).unwrap_or_default();
+        assert!(last.contains("failures=0"), "{name}: {said:#?}");
+    }
+    assert!(said.stdout.contains("experiment=edu-interrupts tried=45 failures=0"), "{said:#?}");
+    let remaps = "IOMMU: interrupts are remapped: a VM's device raises only those that it was given";
+    assert!(said.stderr.contains(remaps), "{said:#?}");
+}
+
+#[test]
+fn interrupts_of_a_function_arrive_by_way_of_intels_table() {
+    let machine =
+        machine(&[("-device", "intel-iommu,aw-bits=48"), ("-device", "edu,addr=10,dma_mask=0xffffffffffffffff")]);
+    let toml = measuring_vm("owner", 1, "experiments=edu") + "devices = [\"0000:00:10.0\"]\n";
+    let said = run(120, &toml, &machine, &["--log"]).expect_status(0);
+    assert!(said.stdout.contains("experiment=edu nowhere=5 failures=0"), "{said:#?}");
+    assert!(said.stderr.contains("IOMMU: interrupts are remapped, but"), "{said:#?}");
+}
+
 /// A file with random data, and its checksum.
 fn random_file(folder: &Path, bytes: usize) -> (PathBuf, String) {
     let mut random = fastrand::Rng::with_seed(25);

@@ -2,7 +2,8 @@
 //! of its own as it is told, and any function with a table of messages (MSI-X).
 //!
 //! The device writes to memory of this guest, and to addresses where this guest has none. There the hypervisor may be,
-//! or another VM: that nothing is written, those must tell, and the log of the IOMMU.
+//! or another VM: that nothing is written, those must tell, and the log of the IOMMU. A write to 0xfeex_xxxx is an
+//! interrupt for the processors of the machine: that none takes it, the machine shows by going on.
 
 use core::sync::atomic::Ordering;
 
@@ -42,6 +43,13 @@ const REGISTERS: u32 = 1 << 20;
 
 /// Addresses where this guest has no memory: behind its RAM, and far behind.
 const NOWHERE: [u64; 5] = [0x400_0000, 0x1000_0000, 0x1800_0000, 0x8000_0000, 1 << 32];
+
+/// Where messages go: to the first processors of the machine, to all of them, and to the first entries of a table (in
+/// VT-d's format).
+const MESSAGES: [u64; 5] = [0xfee0_0000, 0xfee0_1000, 0xfeef_f000, 0xfee0_0018, 0xfee0_0038];
+/// What stops a processor that takes it, or disturbs it: INIT, NMI, SMI, external, start-up; then vectors: that of an
+/// exception, a guest's, and those of the hypervisor's timer and of nothing.
+const INTERRUPTS: [u64; 9] = [0x4500, 0x4400, 0x4200, 0x4700, 0x4608, 0x4011, 0x4040, 0x40f1, 0x40f4];
 const MARK: u64 = 0x5a5a_5a5a_5a5a_5a5a;
 
 /// The function in this slot, if there is one.
@@ -93,6 +101,28 @@ pub(super) fn edu(context: &Context) -> Outcome {
     Outcome::Done { failures: test.failures }
 }
 
+/// Has the device `edu` write messages of all kinds, by copies. A function's own message has no such back door.
+pub(super) fn interrupts(context: &Context) -> Outcome {
+    let Some(slot) = (1..32).find(|slot| id(*slot) == Some(EDU)) else { return Outcome::Unsupported("no edu") };
+    let mut test = Edu { context, slot, base: u64::from(by_ports(slot << 3, BARS, 4) & !0xf), failures: 0 };
+    write_by_ports(slot << 3, COMMAND, 2, MEMORY | MASTER);
+    let page = hyperv::spare_page();
+    for message in INTERRUPTS {
+        page.words()[0].store(message, Ordering::SeqCst);
+        test.copy(page.address(), BUFFER, 0);
+        MESSAGES.iter().for_each(|address| test.copy_bytes(BUFFER, *address, 4, TO_MEMORY));
+    }
+    // What the device reads has replaced its zeros.
+    page.words().iter().for_each(|word| word.store(0, Ordering::SeqCst));
+    test.copy(page.address(), BUFFER, 0);
+    test.expect("write to own memory", test.writes_own_memory(), true);
+    test.messages();
+    write_by_ports(slot << 3, COMMAND, 2, MEMORY);
+    let tried = INTERRUPTS.len() * MESSAGES.len();
+    record!("record", experiment = "edu-interrupts", tried = tried, failures = test.failures);
+    Outcome::Done { failures: test.failures }
+}
+
 struct Edu<'a> {
     context: &'a Context<'a>,
     slot: u32,
@@ -122,7 +152,11 @@ impl Edu<'_> {
     }
 
     fn copy(&self, from: u64, to: u64, direction: u32) {
-        for (at, value) in [(SOURCE, from), (TARGET, to), (COUNT, BYTES)] {
+        self.copy_bytes(from, to, BYTES, direction);
+    }
+
+    fn copy_bytes(&self, from: u64, to: u64, bytes: u64, direction: u32) {
+        for (at, value) in [(SOURCE, from), (TARGET, to), (COUNT, bytes)] {
             let _ = store_u64(self.register(at), value);
         }
         self.write(CONTROL, START | direction);

@@ -19,7 +19,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 58] = [
+pub(super) const EXPERIMENTS: [Experiment; 59] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -63,6 +63,11 @@ pub(super) const EXPERIMENTS: [Experiment; 58] = [
     on_request("pci-doors", "PCI's configuration spaces by ports and by memory: the same bytes", pci::doors),
     on_request("pci-fuzz", "the same after random accesses of all forms", pci::fuzz),
     on_request("edu", "a PCI function of the VM: QEMU's device edu copies where it may and where not", functions::edu),
+    on_request(
+        "edu-interrupts",
+        "interrupts that a PCI function raises by its writes to memory",
+        functions::interrupts,
+    ),
     on_request("msi-x-tables", "tables of messages of the VM's PCI functions", functions::tables),
     on_request("hypercall-fuzz", "hypercalls with random numbers and arguments", fuzz::hypercalls),
     on_request(

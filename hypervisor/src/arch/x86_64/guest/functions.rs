@@ -1,8 +1,9 @@
 //! PCI functions that a VM was given ([`io::function`](crate::io::function)): the real ones behind what the guest sees.
 //!
 //! A function is silent when it is given: it neither accesses memory nor interrupts, and it was reset if it can be. The
-//! guest's writes then turn bus mastering and messages on and off. What it may access, the IOMMU says; which vectors it
-//! sends, the hypervisor writes into its table. When the VM ends, the function is silent again before it is blocked.
+//! guest's writes then turn bus mastering and messages on and off. What it may access, the IOMMU says. Which vectors it
+//! sends, the hypervisor writes into its table, and the IOMMU stops all others. When the VM ends, the function is
+//! silent again before it is blocked.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -18,6 +19,7 @@ use x86_boot::layout::{IO_APIC, LOCAL_APIC, PCI_ECAM, PCI_MEMORY};
 
 use super::{delivery, own_machine};
 use crate::arch::GivenFunctions;
+use crate::arch::x86_64::host::iommu::Message;
 use crate::arch::x86_64::host::paging::map_mmio;
 use crate::arch::x86_64::host::pci::{self, Space};
 use crate::arch::x86_64::host::{acpi, boot, iommu, tsc, virtio};
@@ -348,6 +350,8 @@ impl Drop for Given {
     fn drop(&mut self) {
         for function in &self.functions {
             function.silence();
+            // The vectors are another function's next.
+            iommu::close_routes(function.at.into());
             let mut state = function.state.lock();
             for vector in state.vectors.iter_mut().filter_map(Option::take) {
                 VECTORS.lock().release(vector);
@@ -502,14 +506,10 @@ impl Function {
         let is_masked = state.table.is_masked(entry);
         let Some(slot) = state.vectors.get_mut(entry) else { return };
         if slot.is_none() && !is_masked {
-            *slot = VECTORS.lock().take(targets(), (self.clone(), entry));
-            match slot {
-                Some(vector) => self.program(entry, *vector),
-                None if state.is_told => {}
-                None => {
-                    state.is_told = true;
-                    log::warn!("{}: no vector is left for its message {entry}, which is lost", self.at);
-                }
+            *slot = self.take_vector(entry);
+            if slot.is_none() && !state.is_told {
+                state.is_told = true;
+                log::warn!("{}: no vector is left for its message {entry}, which is lost", self.at);
             }
         }
         let is_masked = is_masked || slot.is_none();
@@ -519,14 +519,23 @@ impl Function {
         }
     }
 
-    /// Writes a message into the function: this vector, for its pCPU. The message is masked, or off.
-    fn program(&self, entry: usize, Vector { cpu, vector }: Vector) {
-        const AREA: u32 = 0xfee0_0000;
-        const DESTINATION_SHIFT: u32 = 12;
-        let address = AREA | cpu::by_id(cpu::CpuId(cpu)).arch.apic_id << DESTINATION_SHIFT;
+    /// Gives message `entry` a vector of a pCPU. `None`: none is left, or the IOMMU has no room for the message.
+    fn take_vector(self: &Arc<Self>, entry: usize) -> Option<Vector> {
+        let vector = VECTORS.lock().take(targets(), (self.clone(), entry))?;
+        let apic_id = u8::try_from(cpu::by_id(cpu::CpuId(vector.cpu)).arch.apic_id);
+        let message = apic_id.ok().and_then(|id| iommu::route(self.at.into(), entry, id, vector.vector));
+        match message {
+            Some(message) => self.program(entry, message),
+            None => VECTORS.lock().release(vector),
+        }
+        message.map(|_| vector)
+    }
+
+    /// Writes a message into the function. There it is masked, or off.
+    fn program(&self, entry: usize, Message { address, data }: Message) {
         match self.description.messages {
             Messages::MsiX { .. } => {
-                for (word, value) in [address, 0, vector.into()].into_iter().enumerate() {
+                for (word, value) in [address, 0, data.into()].into_iter().enumerate() {
                     self.set_entry(entry, word, value);
                 }
             }
@@ -535,7 +544,7 @@ impl Function {
                 if is_wide {
                     self.space.set_dword(at + 8, 0);
                 }
-                self.set_word(at + msi_data(is_wide), vector.into());
+                self.set_word(at + msi_data(is_wide), data);
                 if has_mask {
                     self.space.set_dword(at + msi_data(is_wide) + 4, 0);
                 }

@@ -3,8 +3,14 @@
 //! All functions are in one device table, which all IOMMUs of the machine read. Format and commands are those of the
 //! crate `amd_vi`; I/O page tables are the VMs' nested tables.
 //!
-//! The IOMMU keeps what it has read: device table entries, and translations. So each change ends with invalidations,
-//! and a wait until they are complete.
+//! Each function of a list has an interrupt remapping table of its own, with an entry for each message that it was
+//! given. Who owns all functions programs messages without an exit, for any vCPU, which a table of that kind cannot
+//! tell apart: it looks up the vector, and ignores the processor. So there messages of vectors pass as they are, and
+//! others do not (but in QEMU: [`quirks`]). I/O APICs and HPETs belong to that owner, and raise nothing while there is
+//! none.
+//!
+//! The IOMMU keeps what it has read: entries of both kinds of tables, and translations. So each change ends with
+//! invalidations, and a wait until they are complete.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -17,12 +23,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 use amd_vi::ivrs::{Ivrs, Scope, Special, Unit};
 use amd_vi::registers::{self, ExtendedFeatures, control, status};
-use amd_vi::{Command, DeviceId, DeviceTableEntry, Event, Interrupts, Pages, Ring};
+use amd_vi::{Command, DeviceId, DeviceTableEntry, Event, InterruptEntry, Interrupts, Pages, Ring};
 use spin::{Mutex, Once};
 use stage2::{Stale, What};
 
-use super::{Iommus, LEVELS, Silent, check_registers, memory, wait_until};
+use super::{Iommus, LEVELS, Message, Silent, check_registers, memory, wait_until};
 use crate::arch::x86_64::host::paging::map_mmio;
+use crate::arch::x86_64::host::quirks;
 use crate::frames::Frames;
 use crate::io::iommu::{Domain, Functions, RequesterId};
 use crate::memory_map::MemoryMap;
@@ -39,8 +46,12 @@ pub(super) struct Guards {
     empty: Frames,
     /// What firmware says about devices.
     ivrs: Ivrs<'static>,
+    /// Interrupts can be remapped. If not, firmware does not name the I/O APIC (QEMU with `intremap=off`).
+    can_remap: bool,
     /// The function that the hypervisor itself uses.
     trusted: Once<DeviceId>,
+    /// Interrupt remapping tables of functions that VMs own, a page each.
+    tables: Mutex<Vec<(DeviceId, Frames)>>,
 }
 
 impl Iommus for Guards {
@@ -58,21 +69,62 @@ impl Iommus for Guards {
         self.ivrs.units().filter_map(own).any(|own| own.overlaps(range))
     }
 
+    fn remaps_interrupts(&self) -> Result<(), String> {
+        let reason = "firmware does not say which number the I/O APIC has for the IOMMU (ACPI table IVRS)";
+        if self.can_remap { Ok(()) } else { Err(String::from(reason)) }
+    }
+
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {
-        let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, Interrupts::Unmapped);
         for device in self.devices(functions) {
-            self.write_entry(device, with_settings(entry, self.settings(device)));
+            let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, self.interrupts_of(device, functions));
+            self.write_entry(device, entry.with_system_management(self.settings(device)));
         }
         self.forget_devices(self.devices(functions));
         self.forget(domain, Pages::All, true);
+        if matches!(functions, Functions::All) && self.can_remap {
+            self.set_controllers(true);
+        }
     }
 
     fn revoke(&self, functions: &Functions, domain: Domain) {
         for device in self.devices(functions) {
-            self.write_entry(device, self.blocked(device));
+            self.write_entry(device, self.blocked());
         }
         self.forget_devices(self.devices(functions));
         self.forget(domain, Pages::All, true);
+        if matches!(functions, Functions::All) {
+            self.set_controllers(false);
+        }
+        // No IOMMU reads the tables any more.
+        self.tables.lock().retain(|(device, _)| !functions.contains(RequesterId(device.0)));
+    }
+
+    fn interrupts_beside(&self) -> Option<String> {
+        None
+    }
+
+    fn stops_init(&self) -> bool {
+        self.can_remap && !quirks::loses_forwarded_interrupts()
+    }
+
+    fn route(&self, function: RequesterId, number: usize, apic_id: u8, vector: u8) -> Option<Message> {
+        let device = DeviceId(function.0);
+        let (address, data) = InterruptEntry::message(number)?;
+        {
+            let tables = self.tables.lock();
+            let (_, table) = tables.iter().find(|(owned, _)| *owned == device)?;
+            write_interrupt(table, number, InterruptEntry::fixed(apic_id, vector));
+        }
+        self.forget_interrupts(device);
+        Some(Message { address, data })
+    }
+
+    fn close_routes(&self, function: RequesterId) {
+        let device = DeviceId(function.0);
+        if let Some((_, table)) = self.tables.lock().iter().find(|(owned, _)| *owned == device) {
+            table.words().iter().for_each(|word| word.store(0, Ordering::SeqCst));
+        }
+        self.forget_interrupts(device);
     }
 
     fn trust(&self, function: RequesterId) {
@@ -132,13 +184,15 @@ impl Guards {
         if units.is_empty() {
             return Err(String::from("firmware's table (IVRS) names none"));
         }
-        Ok(Self { units, table, empty, ivrs, trusted: Once::new() })
+        let is_controller = |scope| matches!(scope, Scope::Special { kind: Special::IoApic, .. });
+        let can_remap = ivrs.units().flat_map(|unit| unit.scopes()).any(is_controller);
+        Ok(Self { units, table, empty, ivrs, can_remap, trusted: Once::new(), tables: Mutex::new(Vec::new()) })
     }
 
     /// Blocks everything, and turns the IOMMUs on. If one of them does not answer, turns them off again.
     fn turn_on(&self) -> Result<(), String> {
         for number in 0..=u16::MAX {
-            self.write_entry(DeviceId(number), self.blocked(DeviceId(number)));
+            self.write_entry(DeviceId(number), self.blocked());
         }
         let started = self.units.iter().try_for_each(|unit| unit.lock().start(&self.table));
         if started.is_err() {
@@ -147,20 +201,55 @@ impl Guards {
         started.map_err(|silent| silent.to_string())
     }
 
-    /// The entry of a device that nobody owns. Interrupts of special devices pass: they are no memory accesses, and
-    /// the hypervisor itself programs where they go.
-    fn blocked(&self, device: DeviceId) -> DeviceTableEntry {
-        let special = self.scopes().find_map(|scope| match scope {
-            Scope::Special { kind: Special::IoApic | Special::Hpet, source, settings, .. } if source == device => {
-                Some(settings)
-            }
-            _ => None,
-        });
-        let interrupts = if special.is_some() { Interrupts::Unmapped } else { Interrupts::Blocked };
-        with_settings(DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, interrupts), special.unwrap_or(0))
+    /// The entry of a device that nobody owns.
+    fn blocked(&self) -> DeviceTableEntry {
+        DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, Interrupts::Blocked)
     }
 
-    /// What firmware says that an owned function must be able to send.
+    /// Lets I/O APICs and HPETs raise interrupts, or not. The hypervisor or the owner of all devices programs them.
+    /// They do not access memory.
+    fn set_controllers(&self, are_used: bool) {
+        let controllers: Vec<(DeviceId, u8)> = self
+            .scopes()
+            .filter_map(|scope| match scope {
+                Scope::Special { kind: Special::IoApic | Special::Hpet, source, settings, .. } => {
+                    Some((source, settings))
+                }
+                _ => None,
+            })
+            .collect();
+        for (device, settings) in &controllers {
+            let used = DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, self.of_owner_of_all());
+            let used = used.with_system_management(*settings).with_special_interrupts(*settings);
+            self.write_entry(*device, if are_used { used } else { self.blocked() });
+        }
+        self.forget_devices(controllers.iter().map(|(device, _)| *device));
+    }
+
+    /// Which interrupts a device may raise whose owner programs messages without an exit.
+    fn of_owner_of_all(&self) -> Interrupts {
+        if self.stops_init() { Interrupts::Forwarded } else { Interrupts::Unmapped }
+    }
+
+    /// Which interrupts a device may raise that is about to be owned.
+    fn interrupts_of(&self, device: DeviceId, functions: &Functions) -> Interrupts {
+        if !self.can_remap || matches!(functions, Functions::All) {
+            return self.of_owner_of_all();
+        }
+        match memory(PAGE_BYTES) {
+            Ok(frames) => {
+                let table = frames.hpa();
+                self.tables.lock().push((device, frames));
+                Interrupts::Remapped { table, order: InterruptEntry::ORDER }
+            }
+            Err(why) => {
+                log::warn!("IOMMU: {device} raises no interrupts: {why}");
+                Interrupts::Blocked
+            }
+        }
+    }
+
+    /// What firmware says of an owned function.
     fn settings(&self, device: DeviceId) -> u8 {
         let settings = self.scopes().filter_map(|scope| match scope {
             Scope::All { settings } => Some(settings),
@@ -214,6 +303,14 @@ impl Guards {
         }
     }
 
+    fn forget_interrupts(&self, device: DeviceId) {
+        for unit in &self.units {
+            let mut unit = unit.lock();
+            let sent = unit.send(Command::invalidate_interrupts(device));
+            sent.and_then(|()| unit.complete()).unwrap_or_else(|silent| silent.stop());
+        }
+    }
+
     fn forget(&self, domain: Domain, pages: Pages, tables: bool) {
         for unit in &self.units {
             let mut unit = unit.lock();
@@ -221,11 +318,6 @@ impl Guards {
             sent.and_then(|()| unit.complete()).unwrap_or_else(|silent| silent.stop());
         }
     }
-}
-
-/// The entry with all that firmware says of a device.
-fn with_settings(entry: DeviceTableEntry, settings: u8) -> DeviceTableEntry {
-    entry.with_system_management(settings).with_special_interrupts(settings)
 }
 
 /// One IOMMU: its registers, and its buffers.
@@ -372,6 +464,14 @@ impl Hardware {
         self.registers.write(registers::EVENT_TAIL, 0);
         self.registers.write(registers::CONTROL, on);
     }
+}
+
+/// Writes an entry of an interrupt remapping table. The caller holds the lock of the tables: two entries share a word.
+fn write_interrupt(table: &Frames, number: usize, entry: InterruptEntry) {
+    let Some(word) = table.words().get(number / 2) else { return };
+    let shift = if number.is_multiple_of(2) { 0 } else { u32::BITS };
+    let others = word.load(Ordering::SeqCst) & !(u64::from(u32::MAX) << shift);
+    word.store(others | u64::from(entry.0) << shift, Ordering::SeqCst);
 }
 
 /// The words of a ring's next entry.

@@ -1,7 +1,9 @@
-//! The machine's IOMMUs: what each PCI function may reach in memory.
+//! The machine's IOMMUs: what each PCI function may reach in memory, and which interrupts it may raise.
 //!
 //! At first no function reaches anything: [`init`] blocks all of them before any device of the machine is used. Then a
-//! function gets the tables of who owns it ([`grant`]). Those are the VMs' own nested tables.
+//! function gets the tables of who owns it ([`grant`]). Those are the VMs' own nested tables. A function raises an
+//! interrupt by a write that no nested table stops, so there are tables for these writes as well: they have an entry
+//! for each interrupt that the function was given ([`route`]).
 //!
 //! AMD's and Intel's are driven ([`amd_vi`], [`vt_d`]). Firmware says which the machine has, and what it says is not
 //! believed: a table that is refused, an IOMMU that cannot walk four levels, or one that does not answer from the
@@ -35,6 +37,24 @@ trait Iommus: Send + Sync {
     /// For the log: what they are.
     fn describe(&self) -> String;
 
+    /// Whether interrupts go through tables.
+    ///
+    /// # Errors
+    /// They do not, and why.
+    fn remaps_interrupts(&self) -> Result<(), String>;
+
+    /// Why a function may raise other interrupts than those that it was given, although there are tables.
+    fn interrupts_beside(&self) -> Option<String>;
+
+    /// As [`stops_init`].
+    fn stops_init(&self) -> bool;
+
+    /// As [`route`]. Called only if interrupts are remapped.
+    fn route(&self, function: RequesterId, number: usize, apic_id: u8, vector: u8) -> Option<Message>;
+
+    /// As [`close_routes`].
+    fn close_routes(&self, function: RequesterId);
+
     /// As [`is_special`].
     fn is_special(&self, function: RequesterId) -> bool;
 
@@ -62,6 +82,26 @@ static GUARDS: Once<Box<dyn Iommus>> = Once::new();
 /// Why they do not.
 static UNGUARDED: Once<String> = Once::new();
 
+/// What a function writes to raise an interrupt (PCI 6.8; APM vol. 2, 16.11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::arch::x86_64) struct Message {
+    /// Where. The upper half of the address is 0.
+    pub(in crate::arch::x86_64) address: u32,
+    /// What. The upper half of the data, where there is one, is 0.
+    pub(in crate::arch::x86_64) data: u16,
+}
+
+impl Message {
+    /// The interrupt `vector` of one pCPU, as its local APIC takes it where nothing remaps.
+    pub(super) const fn direct(apic_id: u8, vector: u8) -> Self {
+        const DESTINATION_SHIFT: u32 = 12;
+        Self { address: MESSAGES | (apic_id as u32) << DESTINATION_SHIFT, data: vector as u16 }
+    }
+}
+
+/// Where messages go.
+const MESSAGES: u32 = 0xfee0_0000;
+
 /// Blocks all functions, if the machine has IOMMUs that can. Runs on the first pCPU, before devices are used.
 pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
     let started: Result<Box<dyn Iommus>, String> = match (machine.ivrs, machine.dmar) {
@@ -73,6 +113,15 @@ pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
     match started {
         Ok(guards) => {
             log::debug!("IOMMU: {}", guards.describe());
+            let gap = match (guards.remaps_interrupts(), guards.interrupts_beside()) {
+                (Ok(()), None) => None,
+                (Ok(()), Some(why)) => Some(alloc::format!("interrupts are remapped, but {why}")),
+                (Err(why), _) => Some(alloc::format!("interrupts are not remapped: {why}")),
+            };
+            match gap {
+                None => log::info!("IOMMU: interrupts are remapped: a VM's device raises only those that it was given"),
+                Some(why) => log::warn!("IOMMU: {why}. A VM's device may interrupt any pCPU, and stop it"),
+            }
             GUARDS.call_once(|| guards);
         }
         Err(why) => {
@@ -101,8 +150,16 @@ pub(crate) fn guard() -> Guard {
 /// Gives the functions to the owner of these tables: from now on they reach what it maps, and nothing else. Their
 /// domain has the same tables for all of its functions.
 pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
-    if let Some(guards) = GUARDS.get() {
-        guards.grant(functions, domain, root);
+    let Some(guards) = GUARDS.get() else { return };
+    guards.grant(functions, domain, root);
+    if matches!(functions, Functions::All) && remaps_interrupts() {
+        if guards.stops_init() {
+            log::info!("IOMMU: who owns all devices chooses the vectors that they raise; INIT and NMI are stopped");
+        } else {
+            log::warn!(
+                "IOMMU: devices of an owner of all may interrupt any pCPU, and stop it: their messages pass as they are"
+            );
+        }
     }
 }
 
@@ -114,6 +171,43 @@ pub(in crate::arch::x86_64) fn is_special(function: RequesterId) -> bool {
 /// Whether registers of an IOMMU are in this range.
 pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
     GUARDS.get().is_some_and(|guards| guards.has_registers_in(range))
+}
+
+/// Lets a function raise the interrupt `vector` of one pCPU, as its interrupt `number`, by the message that is
+/// returned. `None`: its owner does not have that function, or the number is too large for the tables.
+///
+/// If the function is one of all, which one VM owns, it needs no route.
+pub(in crate::arch::x86_64) fn route(function: RequesterId, number: usize, apic_id: u8, vector: u8) -> Option<Message> {
+    match remapping() {
+        Some(guards) => guards.route(function, number, apic_id, vector),
+        None => Some(Message::direct(apic_id, vector)),
+    }
+}
+
+/// Takes all interrupts from a function. On return it raises none, if interrupts are remapped.
+pub(in crate::arch::x86_64) fn close_routes(function: RequesterId) {
+    if let Some(guards) = remapping() {
+        guards.close_routes(function);
+    }
+}
+
+/// Whether interrupts go through tables.
+pub(super) fn remaps_interrupts() -> bool {
+    remapping().is_some()
+}
+
+/// Whether functions are kept to the interrupts that they were given.
+pub(super) fn keeps_interrupts() -> bool {
+    remapping().is_some_and(|guards| guards.interrupts_beside().is_none())
+}
+
+/// Whether INIT, NMI and external interrupts of devices are stopped also while one VM owns all devices.
+pub(super) fn stops_init() -> bool {
+    remapping().is_some_and(|guards| guards.stops_init())
+}
+
+fn remapping() -> Option<&'static dyn Iommus> {
+    GUARDS.get().map(Box::as_ref).filter(|guards| guards.remaps_interrupts().is_ok())
 }
 
 /// Takes the functions from their owner: they reach nothing any more. On return no access of theirs is under way, so

@@ -7,7 +7,9 @@
 //! wait until they are complete. If an IOMMU does not snoop the processors' caches, all that it reads is written back
 //! to memory before that.
 //!
-//! Messages that raise interrupts are no accesses to memory: they pass, whoever owns the function.
+//! One interrupt remapping table serves all functions. It has an entry for each vector of each pCPU, and an entry names
+//! the function that may use it. Messages of the old format, which have the vector in them, are off. Who owns all
+//! functions programs such messages without an exit; so while there is such an owner, remapping is off.
 
 #![expect(unsafe_code, reason = "registers in memory, and caches")]
 
@@ -23,10 +25,11 @@ use spin::{Mutex, Once};
 use stage2::{Stale, What};
 use vt_d::dmar::{Dmar, Unit};
 use vt_d::registers::{self, Capabilities, Extended, fault_status, global};
-use vt_d::{ContextEntry, Descriptor, Fault, Pages, root_entry};
+use vt_d::{ContextEntry, Descriptor, Fault, InterruptEntry, Pages, interrupt_table, root_entry};
 
-use super::{Iommus, LEVELS, Silent, check_registers, memory, wait_until};
+use super::{Iommus, LEVELS, Message, Silent, check_registers, memory, wait_until};
 use crate::arch::x86_64::host::paging::{direct_map, is_mapped, map_mmio};
+use crate::arch::x86_64::host::tsc;
 use crate::frames::Frames;
 use crate::io::iommu::{Domain, Functions, RequesterId};
 use crate::memory_map::MemoryMap;
@@ -45,6 +48,10 @@ pub(super) struct Guards {
     roots: Frames,
     /// The context tables of all buses.
     contexts: Frames,
+    /// The interrupt remapping table, or why there is none.
+    interrupts: Result<Frames, String>,
+    /// An IOMMU that does not stop messages of the old format.
+    leak: Option<String>,
     /// All IOMMUs snoop the processors' caches.
     is_coherent: bool,
     /// The function that the hypervisor itself uses.
@@ -66,15 +73,62 @@ impl Iommus for Guards {
         self.units.iter().any(|unit| unit.lock().place.overlaps(range))
     }
 
+    fn remaps_interrupts(&self) -> Result<(), String> {
+        self.interrupts.as_ref().map(|_| ()).map_err(Clone::clone)
+    }
+
+    fn interrupts_beside(&self) -> Option<String> {
+        self.leak
+            .as_ref()
+            .map(|name| format!("the one at {name} lets messages of the old format pass (as QEMU's does)"))
+    }
+
+    fn stops_init(&self) -> bool {
+        false
+    }
+
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {
         self.write_back_tables(root, LEVELS - 1);
         self.write_entries(functions, ContextEntry::translated(root, domain.0));
         self.forget_contexts(domain);
+        if matches!(functions, Functions::All) {
+            self.remap(false);
+        }
     }
 
     fn revoke(&self, functions: &Functions, domain: Domain) {
+        if matches!(functions, Functions::All) {
+            self.remap(true);
+        }
         self.write_entries(functions, ContextEntry::BLOCKED);
         self.forget_contexts(domain);
+    }
+
+    fn route(&self, function: RequesterId, _: usize, apic_id: u8, vector: u8) -> Option<Message> {
+        let index = InterruptEntry::index(apic_id, vector);
+        let InterruptEntry([first, second]) = InterruptEntry::fixed(apic_id, vector, function.0);
+        let words = self.interrupt(index)?;
+        // Not in use while it is half written.
+        words[0].store(0, Ordering::SeqCst);
+        words[1].store(second, Ordering::SeqCst);
+        words[0].store(first, Ordering::SeqCst);
+        self.write_back(words);
+        self.tell_all(Descriptor::forget_interrupt(index));
+        let (address, data) = InterruptEntry::message(index);
+        Some(Message { address, data })
+    }
+
+    fn close_routes(&self, function: RequesterId) {
+        let own = |words: &&[AtomicU64]| {
+            let entry = [words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)];
+            InterruptEntry(entry).is_of(function.0)
+        };
+        let Ok(table) = &self.interrupts else { return };
+        for words in table.words().chunks_exact(2).filter(own) {
+            words[0].store(0, Ordering::SeqCst);
+            self.write_back(words);
+        }
+        self.tell_all(Descriptor::ALL_INTERRUPTS);
     }
 
     fn trust(&self, function: RequesterId) {
@@ -115,15 +169,18 @@ impl Guards {
     /// Why they do not guard. Then they are off.
     pub(super) fn start(dmar: &'static [u8], ram: &MemoryMap) -> Result<Self, String> {
         let guards = Self::new(dmar, ram)?;
-        let started = guards.units.iter().try_for_each(|unit| unit.lock().start(&guards.roots));
+        let interrupts = guards.interrupts.as_ref().ok();
+        let started = guards.units.iter().try_for_each(|unit| unit.lock().start(&guards.roots, interrupts));
         if started.is_err() {
-            guards.units.iter().for_each(|unit| unit.lock().registers.command(0, global::TRANSLATION));
+            for what in [global::INTERRUPTS, global::TRANSLATION] {
+                guards.units.iter().for_each(|unit| unit.lock().registers.command(0, what));
+            }
         }
         started.map_err(|silent| silent.to_string())?;
         Ok(guards)
     }
 
-    /// Reads firmware's table and takes memory. Changes nothing on the machine.
+    /// Reads firmware's table and takes memory. Changes nothing on the machine for good.
     fn new(bytes: &'static [u8], ram: &MemoryMap) -> Result<Self, String> {
         let dmar = Dmar::new(bytes).map_err(|malformed| format!("firmware's table is wrong: {malformed}"))?;
         if let Some(unit) = dmar.units().find(|unit| unit.segment != 0) {
@@ -150,10 +207,50 @@ impl Guards {
             words[0].store(root_entry(Hpa(contexts.hpa().0 + bus * BUS_BYTES)), Ordering::SeqCst);
         }
         let is_coherent = units.iter().all(|unit| unit.lock().extended.is_coherent());
-        let guards = Self { units, roots, contexts, is_coherent, trusted: Once::new() };
+        let unable = if dmar.remaps_interrupts() {
+            let cannot = |unit: &Hardware| {
+                let extended = unit.extended.0;
+                (!unit.extended.remaps_interrupts())
+                    .then(|| format!("the one at {} cannot (extended capabilities {extended:#x})", unit.name))
+            };
+            units.iter().find_map(|unit| cannot(&unit.lock()))
+        } else {
+            Some(String::from("firmware says that the machine cannot (ACPI table DMAR, flag INTR_REMAP)"))
+        };
+        let interrupts = unable.map_or_else(|| memory(InterruptEntry::TABLE_BYTES), Err);
+        let leak = units.iter().find_map(|unit| {
+            let unit = unit.lock();
+            unit.passes_old_interrupts().then(|| unit.name.clone())
+        });
+        let guards = Self { units, roots, contexts, interrupts, leak, is_coherent, trusted: Once::new() };
         guards.write_back(guards.roots.words());
         guards.write_back(guards.contexts.words());
+        if let Ok(table) = &guards.interrupts {
+            guards.write_back(table.words());
+        }
         Ok(guards)
+    }
+
+    /// Turns the remapping of interrupts on or off. While it is off, all pass as they are.
+    fn remap(&self, on: bool) {
+        if self.interrupts.is_ok() {
+            let what = if on { "interrupts' remapping to begin" } else { "interrupts' remapping to end" };
+            self.for_each(|unit| unit.set(global::INTERRUPTS, on, what));
+        }
+    }
+
+    /// An entry of the interrupt remapping table.
+    fn interrupt(&self, index: u16) -> Option<&[AtomicU64]> {
+        let first = usize::from(index) * 2;
+        self.interrupts.as_ref().ok()?.words().get(first..first + 2)
+    }
+
+    /// Has IOMMUs execute a descriptor, and waits until they have.
+    fn tell_all(&self, descriptor: Descriptor) {
+        self.for_each(|unit| {
+            unit.send(descriptor)?;
+            unit.complete()
+        });
     }
 
     /// Writes the entries of these functions, but for the hypervisor's own.
@@ -294,11 +391,27 @@ impl Hardware {
         })
     }
 
-    /// Turns translation on, with these tables, and forgets what firmware has left in caches. If translation was on
-    /// before, it stays on meanwhile.
-    fn start(&mut self, roots: &Frames) -> Result<(), Silent> {
+    /// Whether messages of the old format pass always: it is told to let them pass, and does not say that it does
+    /// ([`quirks`](crate::arch::x86_64::host::quirks)).
+    fn passes_old_interrupts(&self) -> bool {
+        const PATIENCE_NANOS: u64 = 1_000_000;
+        let is_on = |registers: &Registers| registers.read_u32(registers::STATUS) & global::OLD_INTERRUPTS != 0;
+        self.registers.command(global::OLD_INTERRUPTS, 0);
+        let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
+        while !is_on(&self.registers) && tsc::now() < deadline {
+            core::hint::spin_loop();
+        }
+        let obeys = is_on(&self.registers);
+        self.registers.command(0, global::OLD_INTERRUPTS);
+        !obeys
+    }
+
+    /// Turns translation on, with these tables, and the remapping of interrupts, if there is a table for it. Forgets
+    /// what firmware has left in caches. If translation was on before, it stays on meanwhile.
+    fn start(&mut self, roots: &Frames, interrupts: Option<&Frames>) -> Result<(), Silent> {
         self.registers.write_u32(registers::FAULT_CONTROL, registers::FAULTS_MASKED);
         self.set(global::INTERRUPTS, false, "interrupts' remapping to end")?;
+        self.set(global::OLD_INTERRUPTS, false, "messages of the old format to end")?;
         self.set(global::QUEUE, false, "its queue to stop")?;
         self.registers.write(registers::QUEUE_TAIL, 0);
         self.registers.write(registers::QUEUE_ADDRESS, self.queue.hpa().0);
@@ -313,6 +426,14 @@ impl Hardware {
         self.complete()?;
         self.set(global::TRANSLATION, true, "translation to begin")?;
 
+        if let Some(table) = interrupts {
+            self.registers.write(registers::INTERRUPT_TABLE, interrupt_table(table.hpa()));
+            self.set(global::INTERRUPT_TABLE, true, "its table of interrupts")?;
+            self.send(Descriptor::ALL_INTERRUPTS)?;
+            self.complete()?;
+            self.set(global::INTERRUPTS, true, "interrupts' remapping to begin")?;
+        }
+
         // What firmware has protected so long is protected by the tables now.
         if self.capabilities.protects_memory() {
             self.registers.write_u32(registers::PROTECTED_MEMORY, 0);
@@ -326,8 +447,8 @@ impl Hardware {
     /// Turns something on or off.
     fn set(&self, what: u32, on: bool, name: &'static str) -> Result<(), Silent> {
         let is_so = |registers: &Registers| (registers.read_u32(registers::STATUS) & what != 0) == on;
-        // A new root table is told by the same bit as the one before it.
-        if what == global::ROOT_TABLE || !is_so(&self.registers) {
+        // A new table is told by the same bit as the one before it.
+        if matches!(what, global::ROOT_TABLE | global::INTERRUPT_TABLE) || !is_so(&self.registers) {
             self.registers.command(if on { what } else { 0 }, if on { 0 } else { what });
         }
         self.wait_until(name, is_so)
