@@ -32,6 +32,21 @@ pub(super) const MMIO_EOI: u64 = paging::MMIO + REGISTERS + EOI as u64;
 /// The EOI register as an MSR.
 pub(super) const MSR_EOI: u32 = MSR_BASE + (EOI >> 4);
 
+/// The word of the in-service register that has a vector, as mapped.
+pub(super) const fn mmio_in_service(vector: u8) -> u64 {
+    paging::MMIO + REGISTERS + in_service(vector) as u64
+}
+
+/// The same as an MSR.
+pub(super) const fn msr_in_service(vector: u8) -> u32 {
+    MSR_BASE + (in_service(vector) >> 4)
+}
+
+/// Eight words, 16 bytes apart (APM vol. 2, 16.6.3).
+const fn in_service(vector: u8) -> u32 {
+    IN_SERVICE + (vector as u32 >> 5) * 0x10
+}
+
 const MSR_BASE: u32 = 0x800;
 const APIC_BASE_MSR: u32 = 0x1b;
 const APIC_BASE_X2APIC: u64 = 1 << 10;
@@ -42,6 +57,7 @@ const TPR: u32 = 0x80;
 const EOI: u32 = 0xb0;
 const LOGICAL_DESTINATION: u32 = 0xd0;
 const SPURIOUS_VECTOR: u32 = 0xf0;
+const IN_SERVICE: u32 = 0x100;
 const ICR_LOW: u32 = 0x300;
 const ICR_HIGH: u32 = 0x310;
 const LVT_TIMER: u32 = 0x320;

@@ -3,6 +3,10 @@
 //! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. Double faults, NMIs and
 //! machine checks have stacks of their own, so even a stack overflow is reported.
 //!
+//! A device may raise an interrupt with any vector from 16 on, where no IOMMU stops it: by a message that its owner has
+//! chosen. With the vector of an exception, with that of a spurious interrupt, or with one that nobody uses, it is
+//! counted and ended like one of the host's devices. The local APIC's in-service register tells it from an exception.
+//!
 //! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
 //! found in memory. So their handlers only count, and tell the local APIC that they are done. (Those of devices of a VM
 //! are recorded: [`device_vectors`].) The hypervisor runs with
@@ -19,7 +23,7 @@ use spin::Once;
 use vcpu_layout::Proof;
 use x86_64::VirtAddr;
 use x86_64::registers::control::Cr2;
-use x86_64::structures::idt::InterruptDescriptorTable;
+use x86_64::structures::idt::{Entry, HandlerFunc, InterruptDescriptorTable};
 
 use super::percpu::{ArchPerCpu, IST_DOUBLE_FAULT, IST_MACHINE_CHECK, IST_NMI};
 use super::{apic, device_vectors, machine_check, paging, power};
@@ -104,9 +108,7 @@ fn table() -> InterruptDescriptorTable {
     exceptions! { idt:
         divide_error = 0, breakpoint = 3, overflow = 4, bound_range_exceeded = 5, invalid_opcode = 6,
         device_not_available = 7, invalid_tss = 10, segment_not_present = 11, stack_segment_fault = 12,
-        general_protection_fault = 13, page_fault = 14, x87_floating_point = 16, alignment_check = 17,
-        simd_floating_point = 19, virtualization = 20, cp_protection_exception = 21, hv_injection_exception = 28,
-        vmm_communication_exception = 29, security_exception = 30,
+        general_protection_fault = 13, page_fault = 14,
     }
 
     let handler = VirtAddr::from_ptr(debug as *const ());
@@ -126,14 +128,32 @@ fn table() -> InterruptDescriptorTable {
     }
     own_stack! {
         double_fault, exception::<8>, IST_DOUBLE_FAULT;
-        machine_check, machine_check::entry, IST_MACHINE_CHECK;
+        machine_check, told_apart(18), IST_MACHINE_CHECK;
         non_maskable_interrupt, nmi, IST_NMI;
+    }
+
+    // Vectors that the local APIC takes, and that exceptions have, too. The type of the table gives no access to those
+    // that the manual reserves, nor to exceptions by their number.
+    for vector in FIRST_TAKEN..FIRST_FREE {
+        if vector == 18 {
+            continue;
+        }
+        let mut entry = Entry::<HandlerFunc>::missing();
+        // SAFETY: the handler is made for this vector's frame. It returns from an interrupt with all registers kept,
+        // and not from an exception.
+        unsafe { entry.set_handler_addr(VirtAddr::from_ptr(told_apart(vector) as *const ())) };
+        let entries = (&raw mut idt).cast::<Entry<HandlerFunc>>();
+        // SAFETY: the table has 256 entries of one format, in the order of the vectors.
+        let place = unsafe { entries.add(usize::from(vector)) };
+        // SAFETY: within the table, which nothing else refers to.
+        unsafe { place.write(entry) };
     }
 
     let [kick, timer, ticking_timer, device] = if apic::has_x2apic() { msr::HANDLERS } else { mmio::HANDLERS };
     let timer = if apic::has_deadline_timer() { timer } else { ticking_timer };
-    let interrupts = [(KICK, kick), (TIMER, timer), (DEVICE, device), (SPURIOUS, spurious as Handler)];
-    for (vector, handler) in interrupts {
+    let interrupts = [(KICK, kick), (TIMER, timer), (SPURIOUS, told_apart(SPURIOUS))];
+    let others = (DEVICE..SPURIOUS).map(|vector| (vector, device));
+    for (vector, handler) in interrupts.into_iter().chain(others) {
         // SAFETY: the handler keeps all registers and returns by `iretq`.
         unsafe { idt[vector].set_handler_addr(VirtAddr::from_ptr(handler as *const ())) };
     }
@@ -142,6 +162,39 @@ fn table() -> InterruptDescriptorTable {
         unsafe { idt[vector].set_handler_addr(handler) };
     }
     idt
+}
+
+/// The first vector that a local APIC takes (APM vol. 2, 16.6.2), and the first one that no exception has.
+const FIRST_TAKEN: u8 = 16;
+const FIRST_FREE: u8 = 32;
+
+/// The handler of a vector that may be an interrupt of a device, or what it was made for. It reads the local APIC.
+/// Before that is ready, such an exception is reported as a second one that this read causes.
+fn told_apart(vector: u8) -> Handler {
+    macro_rules! handlers {
+        ($($vector:literal)*) => {
+            match (vector, apic::has_x2apic()) {
+                $(
+                    ($vector, true) => msr::told_apart::<$vector>,
+                    ($vector, false) => mmio::told_apart::<$vector>,
+                )*
+                (_, true) => msr::told_apart::<SPURIOUS>,
+                (_, false) => mmio::told_apart::<SPURIOUS>,
+            }
+        };
+    }
+    handlers!(16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+}
+
+/// Where a vector goes that is not in service.
+macro_rules! original {
+    () => {
+        concat!(
+            ".if {vector} == 18\n jmp {machine_check}\n",
+            ".elseif {vector} == 255\n jmp {spurious}\n",
+            ".else\n jmp {exception}\n .endif",
+        )
+    };
 }
 
 /// Offset of a counter of [`Taken`] from GS.
@@ -161,7 +214,7 @@ type Handler = extern "C" fn();
 
 /// Handlers for a local APIC whose registers are memory (xAPIC): five instructions and the return.
 mod mmio {
-    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, naked_asm, offset_of};
+    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, exception, machine_check, naked_asm, offset_of, spurious};
 
     pub(super) const HANDLERS: [Handler; 4] = [kick, timer, ticking_timer, device];
 
@@ -184,6 +237,26 @@ mod mmio {
     }
     handler!(kick);
     handler!(device);
+
+    /// See [`told_apart`](super::told_apart).
+    #[unsafe(naked)]
+    pub(super) extern "C" fn told_apart<const VECTOR: u8>() {
+        naked_asm!(
+            "push rax",
+            "movabs rax, {in_service}",
+            "mov eax, [rax]",
+            "bt eax, {vector} & 31",
+            "pop rax",
+            "jc {device}",
+            original!(),
+            in_service = const apic::mmio_in_service(VECTOR),
+            vector = const VECTOR,
+            device = sym device,
+            machine_check = sym machine_check::entry,
+            spurious = sym spurious,
+            exception = sym exception::<VECTOR>,
+        )
+    }
 
     /// A timer that is off once it has fired.
     #[unsafe(naked)]
@@ -228,7 +301,7 @@ mod mmio {
 
 /// Handlers for a local APIC whose registers are MSRs (x2APIC).
 mod msr {
-    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, naked_asm, offset_of};
+    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, exception, machine_check, naked_asm, offset_of, spurious};
 
     pub(super) const HANDLERS: [Handler; 4] = [kick, timer, ticking_timer, device];
 
@@ -258,6 +331,30 @@ mod msr {
     handler!(kick counts kick);
     handler!(device counts device);
     handler!(acknowledge_timer counts timer);
+
+    /// See [`told_apart`](super::told_apart).
+    #[unsafe(naked)]
+    pub(super) extern "C" fn told_apart<const VECTOR: u8>() {
+        naked_asm!(
+            "push rax",
+            "push rcx",
+            "push rdx",
+            "mov ecx, {in_service}",
+            "rdmsr",
+            "bt eax, {vector} & 31",
+            "pop rdx",
+            "pop rcx",
+            "pop rax",
+            "jc {device}",
+            original!(),
+            in_service = const apic::msr_in_service(VECTOR),
+            vector = const VECTOR,
+            device = sym device,
+            machine_check = sym machine_check::entry,
+            spurious = sym spurious,
+            exception = sym exception::<VECTOR>,
+        )
+    }
 
     /// A timer that is off once it has fired.
     #[unsafe(naked)]
