@@ -275,6 +275,27 @@ const TESTS: &[Test] = &[
         limit: 1200,
     },
     Test {
+        name: "move",
+        what: "a guest moves from QEMU to QEMU while it works, all memory compared",
+        command: "guest-moves --moves 20 --compare",
+        quick: Some("guest-moves --moves 3 --compare"),
+        limit: 3600,
+    },
+    Test {
+        name: "move-4",
+        what: "the same with 4 vCPUs that flush each other's TLBs",
+        command: "guest-moves --moves 20 --smp 4",
+        quick: Some("guest-moves --moves 3 --smp 4"),
+        limit: 3600,
+    },
+    Test {
+        name: "save",
+        what: "a guest is saved to a file and loaded from it",
+        command: "guest-moves --moves 10 --smp 2 --by file",
+        quick: Some("guest-moves --moves 2 --smp 2 --by file"),
+        limit: 3600,
+    },
+    Test {
         name: LIBVIRT,
         what: "libvirt's domains of the type hyperv, from define to undefine",
         command: "libvirt-check domain",

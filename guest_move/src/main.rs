@@ -1,0 +1,204 @@
+//! Moves a guest of QEMU with `/dev/mshv`, in a parent VM: to another host, or to a file and from it.
+//!
+//! QEMU 11.1 migrates such a guest's memory, by the dirty log of the hypervisor, and its devices. But it leaves out
+//! parts of its vCPUs, without which the guest does not go on ([`state`]). This program lets QEMU do its part, by its
+//! own commands, and carries the rest. Kernel, QEMU and guest are not changed, and need no option but a monitor.
+//!
+//! * [`system`]: system calls, with all unsafe code.
+//! * [`guest`]: the calls of the device for a guest of another process.
+//! * [`state`]: what QEMU leaves out.
+//! * [`qmp`]: QEMU's monitor.
+//! * [`peer`]: the other host.
+//! * [`moving`]: the commands.
+
+mod guest;
+mod moving;
+mod peer;
+mod qmp;
+mod state;
+mod system;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use moving::{Sending, Vm};
+use qmp::Qmp;
+
+const HELP: &str = "\
+guest-move COMMAND --pid PID [--qmp SOCKET] [OPTION..]
+
+Moves a guest of QEMU with -accel mshv. QEMU was started with -qmp unix:SOCKET,server=on,wait=off, and has the number
+PID. Its descriptors are copied, so this program needs the right to trace it: root has it.
+
+  send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--compare]
+               moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, the
+               guest goes on here. At most so many bytes a second (QEMU's usual number); stopped for so long at most, as
+               QEMU reckons (300); given up after so many seconds, if the guest writes faster than QEMU sends (never)
+  receive ADDRESS:PORT [--data PORT] [--compare]
+               takes one guest; QEMU's data come to another port (the one after it). QEMU was started like the source,
+               with -incoming defer -S besides. With --compare, which both need, the memory is compared before the
+               guest goes on: a test, for guests with at most 2 GiB
+  save FILE [--stay]
+               saves the guest to FILE and FILE.vcpus while it runs. It is stopped then; with --stay it goes on
+  load FILE    loads it, as often as wanted, and lets it run. QEMU was started as for `receive`
+
+For others that save and load, such as libvirt; without --qmp, while the guest is stopped:
+
+  save-vcpus FILE   saves only what QEMU leaves out
+  load-vcpus FILE   loads it, after QEMU has loaded the guest and before it runs
+
+A result is one line of JSON on standard output. The status is 0 if all went well, 1 if not, 2 for wrong arguments.
+";
+
+/// The command line.
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    command: Command,
+    pid: u32,
+    qmp: Option<PathBuf>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Send(Sending),
+    Receive { at: String, data: u16, compares: bool },
+    Save { file: PathBuf, stays: bool },
+    Load { file: PathBuf },
+    SaveVcpus { file: PathBuf },
+    LoadVcpus { file: PathBuf },
+}
+
+impl Options {
+    fn parse(words: &[String]) -> Result<Self> {
+        let (mut plain, mut pid, mut qmp, mut data) = (Vec::new(), None, None, None);
+        let (mut bandwidth, mut downtime, mut limit) = (None, None, None);
+        let (mut stays, mut compares) = (false, false);
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let flag = match word.as_str() {
+                "--stay" => Some(&mut stays),
+                "--compare" => Some(&mut compares),
+                _ => None,
+            };
+            if let Some(flag) = flag {
+                *flag = true;
+                continue;
+            }
+            if !word.starts_with("--") {
+                plain.push(word.as_str());
+                continue;
+            }
+            let value = words.next().with_context(|| format!("{word} wants a value"))?;
+            match word.as_str() {
+                "--pid" => pid = Some(value.parse().context("--pid wants a number")?),
+                "--qmp" => qmp = Some(PathBuf::from(value)),
+                "--bandwidth" => bandwidth = Some(value.parse().context("--bandwidth wants a number")?),
+                "--downtime" => downtime = Some(value.parse().context("--downtime wants a number")?),
+                "--limit" => limit = Some(Duration::from_secs(value.parse().context("--limit wants a number")?)),
+                "--data" => data = Some(value.parse().context("--data wants a port")?),
+                _ => bail!("no option `{word}`"),
+            }
+        }
+        let [command, argument] = plain[..] else { bail!("a command and its argument are wanted") };
+        let file = || PathBuf::from(argument);
+        let command = match command {
+            "send" => Command::Send(Sending { to: argument.to_owned(), bandwidth, downtime, limit, compares }),
+            "receive" => {
+                let own = argument.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+                let next = own.and_then(|port| port.checked_add(1));
+                let data = data.or(next).context("receive wants ADDRESS:PORT, and a port for data")?;
+                Command::Receive { at: argument.to_owned(), data, compares }
+            }
+            "save" => Command::Save { file: file(), stays },
+            "load" => Command::Load { file: file() },
+            "save-vcpus" => Command::SaveVcpus { file: file() },
+            "load-vcpus" => Command::LoadVcpus { file: file() },
+            other => bail!("no command `{other}`"),
+        };
+        let is_by_qemu = !matches!(command, Command::SaveVcpus { .. } | Command::LoadVcpus { .. });
+        if is_by_qemu != qmp.is_some() {
+            bail!("{}", if is_by_qemu { "--qmp is wanted" } else { "this command needs no --qmp" });
+        }
+        Ok(Self { command, pid: pid.context("--pid is wanted")?, qmp })
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        print!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match Options::parse(&words) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("guest-move: {error:#}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match carry_out(&options) {
+        Ok(result) => {
+            println!("{result}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("guest-move: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(options: &Options) -> Result<Value> {
+    let vm = || -> Result<Vm> {
+        let socket: &Path = options.qmp.as_deref().context("--qmp is wanted")?;
+        Ok(Vm { pid: options.pid, qmp: Qmp::connect(socket, options.pid)? })
+    };
+    match &options.command {
+        Command::Send(how) => moving::send(&mut vm()?, how),
+        Command::Receive { at, data, compares } => moving::receive(&mut vm()?, at, *data, *compares),
+        Command::Save { file, stays } => moving::save(&mut vm()?, file, *stays),
+        Command::Load { file } => moving::load(&mut vm()?, file),
+        Command::SaveVcpus { file } => moving::save_vcpus(options.pid, file),
+        Command::LoadVcpus { file } => moving::load_vcpus(options.pid, file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options> {
+        Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn receiver_of_data_listens_at_the_next_port() {
+        let options = parse("receive 0.0.0.0:4000 --pid 7 --qmp /tmp/q").expect("is right");
+        assert_eq!(options.command, Command::Receive { at: "0.0.0.0:4000".into(), data: 4001, compares: false });
+        let options = parse("receive [::]:4000 --data 9 --compare --pid 7 --qmp /tmp/q").expect("is right");
+        assert_eq!(options.command, Command::Receive { at: "[::]:4000".into(), data: 9, compares: true });
+        assert!(parse("receive 0.0.0.0:65535 --pid 7 --qmp /tmp/q").is_err());
+    }
+
+    #[test]
+    fn lines_that_lack_something_are_refused() {
+        for line in [
+            "",
+            "send",
+            "send host:1 --pid 7",
+            "send host:1 --qmp /tmp/q",
+            "save /tmp/a --pid x --qmp /tmp/q",
+            "save-vcpus /tmp/a --pid 7 --qmp /tmp/q",
+            "steal /tmp/a --pid 7 --qmp /tmp/q",
+            "save /tmp/a --pid 7 --qmp /tmp/q --fast 1",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse("save /tmp/a --stay --pid 7 --qmp /tmp/q").is_ok());
+        assert!(parse("load-vcpus /tmp/a --pid 7").is_ok());
+    }
+}

@@ -1,0 +1,213 @@
+//! QEMU's machine protocol: a command for each line, and its answer. Events come in between.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use crate::system;
+
+/// A QEMU.
+#[derive(Debug)]
+pub(crate) struct Qmp {
+    stream: BufReader<UnixStream>,
+    /// When it said that the guest was stopped.
+    stopped_at: Option<Instant>,
+    pid: u32,
+    /// Of the vCPUs.
+    threads: Vec<u32>,
+}
+
+/// Seconds until a QEMU that does not answer counts as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often QEMU is asked how far it is.
+const PERIOD: Duration = Duration::from_millis(5);
+/// How often vCPUs are kicked while QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
+/// that moment loses the kick.
+const KICKS: Duration = Duration::from_millis(100);
+
+impl Qmp {
+    /// The QEMU that listens there, and has this number.
+    pub(crate) fn connect(socket: &Path, pid: u32) -> Result<Self> {
+        let stream = UnixStream::connect(socket).with_context(|| format!("no QEMU at {}", socket.display()))?;
+        let mut qmp = Self::over(stream)?;
+        let vcpus = qmp.call("query-cpus-fast", json!({}))?;
+        let threads = vcpus.as_array().into_iter().flatten().filter_map(|vcpu| vcpu["thread-id"].as_u64());
+        (qmp.pid, qmp.threads) = (pid, threads.filter_map(|thread| u32::try_from(thread).ok()).collect());
+        Ok(qmp)
+    }
+
+    fn over(stream: UnixStream) -> Result<Self> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut qmp = Self { stream: BufReader::new(stream), stopped_at: None, pid: 0, threads: Vec::new() };
+        let greeting = qmp.line()?;
+        greeting.get("QMP").context("this is no monitor of QEMU")?;
+        qmp.call("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Gives a command, and returns the answer.
+    pub(crate) fn call(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let line = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.stream.get_mut(), "{line}").with_context(|| format!("QEMU is gone, at {command}"))?;
+        loop {
+            let mut line = self.line().with_context(|| format!("no answer to {command}"))?;
+            if let Some(answer) = line.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = line.get("error") {
+                bail!("{command}: {}", error["desc"].as_str().unwrap_or("refused"));
+            }
+            if line["event"] == "STOP" {
+                self.stopped_at = Some(Instant::now());
+            }
+        }
+    }
+
+    fn line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line).context("QEMU says nothing")? == 0 {
+            bail!("QEMU has closed its monitor");
+        }
+        serde_json::from_str(&line).context("QEMU says something else than JSON")
+    }
+
+    /// When the guest was stopped, if it was since the beginning.
+    pub(crate) fn stopped_at(&self) -> Option<Instant> {
+        self.stopped_at
+    }
+
+    /// Whether the guest runs, is `paused`, waits for its state (`inmigrate`).
+    pub(crate) fn status(&mut self) -> Result<String> {
+        let answer = self.call("query-status", json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or("unknown").to_owned())
+    }
+
+    /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left. `parameters`
+    /// are QEMU's.
+    pub(crate) fn begin_to_send(&mut self, to: &str, parameters: Value) -> Result<()> {
+        let wait = json!([{ "capability": "pause-before-switchover", "state": true }]);
+        self.call("migrate-set-capabilities", json!({ "capabilities": wait }))?;
+        self.call("migrate-set-parameters", parameters)?;
+        self.call("migrate", json!({ "uri": to }))?;
+        Ok(())
+    }
+
+    /// Waits until the migration has this status, but not longer than `limit`. Returns all that QEMU tells about it
+    /// then.
+    pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>) -> Result<Value> {
+        let began = Instant::now();
+        let mut kicked = began;
+        loop {
+            if kicked.elapsed() > KICKS {
+                self.threads.iter().for_each(|thread| system::kick(self.pid, *thread));
+                kicked = Instant::now();
+            }
+            let now = self.call("query-migrate", json!({}))?;
+            match now["status"].as_str() {
+                Some(reached) if reached == status => return Ok(now),
+                Some(end @ ("failed" | "cancelled" | "completed")) => {
+                    let why = now["error-desc"].as_str().unwrap_or("QEMU does not say why");
+                    bail!("the migration has {end}: {why}");
+                }
+                _ if limit.is_some_and(|limit| began.elapsed() > limit) => {
+                    let ram = &now["ram"];
+                    bail!(
+                        "after {} s and {} rounds {} bytes are left, and the guest writes {} pages a second",
+                        began.elapsed().as_secs(),
+                        ram["dirty-sync-count"],
+                        ram["remaining"],
+                        ram["dirty-pages-rate"]
+                    );
+                }
+                _ => std::thread::sleep(PERIOD),
+            }
+        }
+    }
+
+    /// Lets the migration go on after the guest was stopped.
+    pub(crate) fn switch_over(&mut self) -> Result<()> {
+        self.call("migrate-continue", json!({ "state": "pre-switchover" })).map(|_| ())
+    }
+
+    /// Begins to load a guest from this place. QEMU was started with `-incoming defer` and `-S`.
+    pub(crate) fn begin_to_receive(&mut self, from: &str) -> Result<()> {
+        self.call("migrate-incoming", json!({ "uri": from })).map(|_| ())
+    }
+
+    /// Waits until the guest is loaded. It does not run then.
+    pub(crate) fn wait_until_loaded(&mut self) -> Result<()> {
+        loop {
+            match self.status()?.as_str() {
+                "inmigrate" => std::thread::sleep(PERIOD),
+                "paused" | "prelaunch" => return Ok(()),
+                other => bail!("the guest is {other} as soon as it is loaded: start its QEMU with -S"),
+            }
+        }
+    }
+
+    /// Lets the guest run.
+    pub(crate) fn go_on(&mut self) -> Result<()> {
+        self.call("cont", json!({})).map(|_| ())
+    }
+
+    /// Ends QEMU.
+    pub(crate) fn quit(&mut self) -> Result<()> {
+        self.call("quit", json!({})).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A QEMU that says these lines: the first one at once, each further one after a command.
+    fn qemu(lines: &[&'static str]) -> Result<Qmp> {
+        let (ours, theirs) = UnixStream::pair().expect("two sockets");
+        let lines = lines.to_vec();
+        std::thread::spawn(move || {
+            let mut stream = BufReader::new(theirs);
+            for line in lines {
+                writeln!(stream.get_mut(), "{line}").expect("somebody listens");
+                let mut command = String::new();
+                if stream.read_line(&mut command).expect("is text") == 0 {
+                    return;
+                }
+            }
+        });
+        Qmp::over(ours)
+    }
+
+    const HELLO: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
+
+    #[test]
+    fn events_before_an_answer_are_noticed() {
+        let done = r#"{"return": {}}"#;
+        let paused = "{\"event\": \"STOP\"}\n{\"return\": {\"status\": \"paused\"}}";
+        let mut qmp = qemu(&[HELLO, done, paused]).expect("says hello");
+        assert!(qmp.stopped_at().is_none());
+        assert_eq!(qmp.status().expect("is answered"), "paused");
+        assert!(qmp.stopped_at().is_some());
+    }
+
+    #[test]
+    fn refusal_of_a_command_says_why() {
+        let refused = r#"{"error": {"class": "GenericError", "desc": "There's a migration process in progress"}}"#;
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, refused]).expect("says hello");
+        let error = qmp.go_on().expect_err("is refused").to_string();
+        assert_eq!(error, "cont: There's a migration process in progress");
+        assert!(qemu(&[r#"{"hello": 1}"#]).is_err());
+    }
+
+    #[test]
+    fn migration_that_fails_says_why() {
+        let active = r#"{"return": {"status": "active"}}"#;
+        let failed = r#"{"return": {"status": "failed", "error-desc": "no route"}}"#;
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, active, failed]).expect("says hello");
+        let error = qmp.wait_for("pre-switchover", None).expect_err("has failed").to_string();
+        assert_eq!(error, "the migration has failed: no route");
+    }
+}

@@ -1,0 +1,196 @@
+//! What QEMU's migration leaves out.
+//!
+//! QEMU 11.1 saves a vCPU's registers, MSRs and vector state. It saves neither its local APIC nor its synthetic
+//! interrupt controller and timers, and of the partition not its reference time. So a guest that it has loaded never
+//! gets its next timer's interrupt. QEMU writes none of these when it lets the guest go on, either. So they can be set
+//! before.
+//!
+//! The guest must be stopped. What its timers ask for meanwhile is part of the state: reading a local APIC comes after
+//! reading the timers, because a timer that expires in between is then in both, not in none of them.
+
+use anyhow::{Context as _, Result, ensure};
+use crc::{CRC_32_ISCSI, Crc};
+use hyperv_defs::property::{ProcessorFeatures, Property};
+use serde::{Deserialize, Serialize};
+
+use crate::guest::{Guest, Part};
+
+/// Registers that QEMU does not carry, in the order in which they are set.
+const REGISTERS: [(&str, &[u32]); 6] = [
+    // SCONTROL, SIEFP, SIMP and SINTs.
+    (
+        "synthetic interrupt controller",
+        &[
+            0xa0010, 0xa0012, 0xa0013, 0xa0000, 0xa0001, 0xa0002, 0xa0003, 0xa0004, 0xa0005, 0xa0006, 0xa0007, 0xa0008,
+            0xa0009, 0xa000a, 0xa000b, 0xa000c, 0xa000d, 0xa000e, 0xa000f,
+        ],
+    ),
+    ("page of the interface", &[0x90013]),
+    ("debug registers", &[0x50000, 0x50001, 0x50002, 0x50003, 0x50004, 0x50005]),
+    ("deadline", &[0x80095]),
+    ("pending exception", &[0x10004]),
+    // Whether it waits for its start, or for an interrupt.
+    ("activity", &[0x00004]),
+];
+
+/// Of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Features of the processor that the guest may use: the lower half first.
+    features: [u64; 2],
+    /// In units of 100 ns.
+    reference_time: u64,
+    vps: Vec<VpState>,
+}
+
+/// Of a vCPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct VpState {
+    local_apic: Vec<u8>,
+    timers: Vec<u8>,
+    /// As many as names in [`REGISTERS`].
+    registers: Vec<u128>,
+}
+
+/// First bytes of a file, with a number that changes with the format.
+const MAGIC: [u8; 8] = *b"DunVPs\0\x01";
+/// Sum of a state, and of a page.
+pub(crate) const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+
+fn names() -> impl Iterator<Item = u32> {
+    REGISTERS.iter().flat_map(|(_, names)| names.iter().copied())
+}
+
+impl State {
+    /// Reads that of a guest that is stopped.
+    pub(crate) fn save(guest: &Guest) -> Result<Self> {
+        let names: Vec<u32> = names().collect();
+        let vps = (0..guest.count()).map(|index| {
+            let one = || -> Result<VpState> {
+                let timers = guest.part(index, Part::SyntheticTimers)?;
+                let registers = guest.registers(index, &names)?;
+                Ok(VpState { timers, registers, local_apic: guest.part(index, Part::LocalApic)? })
+            };
+            one().with_context(|| format!("vCPU {index}"))
+        });
+        let vps = vps.collect::<Result<_>>()?;
+        Ok(Self { features: guest.features()?.banks(), reference_time: guest.property(Property::ReferenceTime)?, vps })
+    }
+
+    /// Whether a guest can go on with this state: as many vCPUs, and no feature less.
+    pub(crate) fn check(&self, guest: &Guest) -> Result<()> {
+        self.check_for(guest.count(), guest.features()?)
+    }
+
+    fn check_for(&self, vps: usize, features: ProcessorFeatures) -> Result<()> {
+        ensure!(self.vps.len() == vps, "the guest that moves has {} vCPUs, this one {vps}", self.vps.len());
+        let mut missing = ProcessorFeatures::of_banks(self.features).difference(features);
+        let mut named: Vec<String> = Vec::new();
+        for (name, feature) in missing.iter_names() {
+            named.push(name.to_owned());
+            missing.remove(feature);
+        }
+        if !missing.is_empty() {
+            named.push(format!("feature {:#x}", missing.bits()));
+        }
+        ensure!(named.is_empty(), "this host's processor has no {}", named.join(", "));
+        Ok(())
+    }
+
+    /// Gives a guest that is stopped this state. QEMU has loaded the rest before.
+    pub(crate) fn load(&self, guest: &Guest) -> Result<()> {
+        self.check(guest)?;
+        // First, because deadlines are times of this clock.
+        guest.set_property(Property::ReferenceTime, self.reference_time)?;
+        for (index, vp) in self.vps.iter().enumerate() {
+            let one = || -> Result<()> {
+                // A timer that is due sets a bit in the local APIC, which must not be overwritten then.
+                guest.set_part(index, Part::LocalApic, &vp.local_apic)?;
+                let mut values = vp.registers.iter().copied();
+                for (what, names) in REGISTERS {
+                    let registers: Vec<_> = names.iter().copied().zip(values.by_ref()).collect();
+                    guest.set_registers(index, &registers).context(what)?;
+                }
+                guest.set_part(index, Part::SyntheticTimers, &vp.timers)
+            };
+            one().with_context(|| format!("vCPU {index}"))?;
+        }
+        Ok(())
+    }
+
+    /// As bytes, with a sum.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(postcard::to_allocvec(self)?);
+        bytes.extend(SUM.checksum(&bytes).to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// From such bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let is_ours = bytes.starts_with(&MAGIC[..MAGIC.len() - 1]);
+        ensure!(is_ours, "this is no state of vCPUs");
+        ensure!(bytes.starts_with(&MAGIC), "the state of vCPUs is of another version of this program");
+        let (content, sum) = bytes.split_last_chunk().context("the state of vCPUs is cut off")?;
+        ensure!(u32::from_le_bytes(*sum) == SUM.checksum(content), "the state of vCPUs is damaged");
+        let content = content.get(MAGIC.len()..).context("the state of vCPUs is cut off")?;
+        let state: Self = postcard::from_bytes(content).context("the state of vCPUs is damaged")?;
+        let is_whole = state.vps.iter().all(|vp| vp.registers.len() == names().count());
+        ensure!(is_whole, "the state of vCPUs lacks registers");
+        Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        let vp = |seed: u8| VpState {
+            local_apic: vec![seed; 176],
+            timers: vec![seed + 1; 200],
+            registers: (0..names().count() as u128).collect(),
+        };
+        let features = ProcessorFeatures::SSE3 | ProcessorFeatures::SSSE3;
+        State { features: features.banks(), reference_time: 77, vps: vec![vp(1), vp(9)] }
+    }
+
+    #[test]
+    fn state_comes_back_from_its_bytes() {
+        let bytes = state().encode().expect("has room");
+        assert_eq!(State::decode(&bytes).expect("is whole"), state());
+    }
+
+    #[test]
+    fn bytes_that_are_cut_off_or_flipped_are_refused() {
+        let bytes = state().encode().expect("has room");
+        for length in 0..bytes.len() {
+            assert!(State::decode(&bytes[..length]).is_err(), "the first {length} bytes");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(State::decode(&other).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn guest_that_lacks_a_feature_or_a_vcpu_is_refused_by_name() {
+        let why = |vps, features| state().check_for(vps, features).map_err(|error| error.to_string());
+        let all = ProcessorFeatures::of_banks(state().features) | ProcessorFeatures::SSE4A;
+        assert_eq!(why(2, all), Ok(()));
+        assert_eq!(why(2, all - ProcessorFeatures::SSSE3), Err("this host's processor has no SSSE3".into()));
+        assert_eq!(why(3, all), Err("the guest that moves has 2 vCPUs, this one 3".into()));
+        let future = State { features: [0, 1 << 63], ..state() };
+        let refused = future.check_for(2, all).expect_err("nobody has it").to_string();
+        assert_eq!(refused, format!("this host's processor has no feature {:#x}", 1_u128 << 127));
+    }
+
+    #[test]
+    fn no_register_is_set_twice() {
+        let mut all: Vec<u32> = names().collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), names().count());
+    }
+}
