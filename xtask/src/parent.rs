@@ -247,7 +247,8 @@ fn cached(places: &Places, wanted: &Kernel) -> Result<PathBuf> {
     let kernel = folder.join("vmlinuz");
 
     // Two clones may want it at the same time. The second one waits, and finds it done.
-    let lock_file = folder.with_extension("lock");
+    // Not with_extension(): the version has dots, and what stands behind the last one tells the kernels apart.
+    let lock_file = folder.with_file_name(format!("{name}.lock"));
     let lock = File::create(&lock_file).with_context(|| format!("cannot write {}", lock_file.display()))?;
     lock.lock().with_context(|| format!("cannot lock {}", lock_file.display()))?;
     if kernel.is_file() {
