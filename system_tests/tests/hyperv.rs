@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use system_tests::{dunlin_run, dunlin_run_vms, measuring_vm, vm};
 
-const EVERYTHING: &str = "experiments=hv-discovery,hv-abi,hv-flush,hv-ipi,hv-timers";
+const EVERYTHING: &str = "experiments=hv-discovery,hv-abi,hv-flush,hv-ipi,hv-timers,hv-assist";
 
 /// Cases that no VM here can try; the list in docs/hyperv.md gives the reasons.
 const LEFT_OUT: [&str; 9] = ["B21", "C21", "C35", "C36", "C38", "D12", "D14", "D15", "D16"];
@@ -34,7 +34,7 @@ fn conforms(vcpus: u32, keys: &str) -> BTreeMap<String, String> {
     let output = vm(&json, "conformance")["output"].as_str().unwrap_or_default();
     let last = output.lines().last().unwrap_or_default();
     let failed = || output.lines().filter(|line| line.contains("outcome=fail")).collect::<Vec<_>>();
-    assert!(last.starts_with("done experiments=5 failures=0"), "{last}: {:#?}", failed());
+    assert!(last.starts_with("done experiments=6 failures=0"), "{last}: {:#?}", failed());
     cases(output)
 }
 
@@ -50,7 +50,7 @@ fn conformance_cases_pass_and_each_one_is_tried_or_listed() {
         }
     }
     let passed = outcomes.values().filter(|outcome| *outcome == "pass").count();
-    assert!(passed >= 118, "only {passed} cases: {outcomes:?}");
+    assert!(passed >= 127, "only {passed} cases: {outcomes:?}");
     let untried: Vec<_> =
         outcomes.iter().filter(|(_, outcome)| *outcome != "pass").map(|(name, _)| name.as_str()).collect();
     assert_eq!(untried, LEFT_OUT, "{outcomes:?}");
@@ -87,7 +87,7 @@ fn guest_that_is_offered_nothing_finds_nothing() {
     let toml = format!("{}hyperv = \"off\"\n", measuring_vm("bare", 2, EVERYTHING));
     let json = dunlin_run_vms(120, &toml, &["--json"]).json();
     let output = vm(&json, "bare")["output"].as_str().unwrap_or_default();
-    assert_eq!(output.matches("unsupported experiment=hv-").count(), 5, "{output}");
+    assert_eq!(output.matches("unsupported experiment=hv-").count(), 6, "{output}");
 }
 
 /// Boots Debian with these arguments, and returns its kernel's messages about the interface and its clock, and its

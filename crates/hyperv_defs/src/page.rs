@@ -80,7 +80,7 @@ wire! {
 
     /// The VP assist page, without its last part, which is about virtual trust levels.
     pub struct VpAssist: 64 {
-        /// Bit 0: the next EOI can be left out. The hypervisor never sets it.
+        /// Bit 0: the next EOI can be left out.
         pub apic_assist: U32,
         /// Zero.
         pub reserved: U32,

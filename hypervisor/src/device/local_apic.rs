@@ -259,6 +259,15 @@ impl LocalApic {
         self.requested != 0
     }
 
+    /// Whether all there is to do is one edge-triggered vector, which may be delivered now: its end lets nothing else
+    /// in, and nobody has to learn of it.
+    #[must_use]
+    pub fn has_only_an_edge(&self) -> bool {
+        let Some((class, bit)) = self.pending().map(split) else { return false };
+        let is_alone = self.requested == 1 << class && self.request[class] == bit && self.in_service == 0;
+        is_alone && self.trigger_level[class] & bit == 0 && self.auto_eoi[class] & bit == 0
+    }
+
     /// The vCPU takes `vector`, which [`LocalApic::pending`] named: from requested to in service. Any vector that may
     /// not be delivered now is left alone.
     #[inline]

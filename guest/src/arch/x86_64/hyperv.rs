@@ -22,6 +22,9 @@ pub(crate) mod msr {
     pub(crate) const TIME_REF_COUNT: u32 = 0x4000_0020;
     pub(crate) const REFERENCE_TSC: u32 = 0x4000_0021;
     pub(crate) const TSC_FREQUENCY: u32 = 0x4000_0022;
+    pub(crate) const EOI: u32 = 0x4000_0070;
+    pub(crate) const ICR: u32 = 0x4000_0071;
+    pub(crate) const TPR: u32 = 0x4000_0072;
     pub(crate) const VP_ASSIST: u32 = 0x4000_0073;
     pub(crate) const SCONTROL: u32 = 0x4000_0080;
     pub(crate) const SVERSION: u32 = 0x4000_0081;

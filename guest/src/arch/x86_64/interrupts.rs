@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::attempt::Fault;
 use super::boot::MAX_CPUS;
-use super::{apic, attempt, cpu_local, event_log, modes, vectors};
+use super::{apic, attempt, cpu_local, event_log, hyperv, modes, vectors};
 use crate::arch::window;
 use crate::interrupt;
 
@@ -21,6 +21,33 @@ pub(crate) fn window_stack_taken(cpu: usize) -> &'static AtomicU64 {
 /// Vectors with the shortest possible handlers, for measuring: end of interrupt by x2APIC, and by xAPIC.
 pub(crate) const SELF_X2APIC: u8 = 0x60;
 pub(crate) const SELF_XAPIC: u8 = 0x61;
+/// Vector whose handler ends it by the assist page.
+pub(crate) const ASSISTED: u8 = 0x62;
+
+/// The handler of [`ASSISTED`], of one CPU at a time.
+pub(crate) mod assisted {
+    use super::{AtomicU64, Ordering};
+
+    /// Address of the assist page's first word.
+    pub(super) static PAGE: AtomicU64 = AtomicU64::new(0);
+    pub(super) static TAKEN: AtomicU64 = AtomicU64::new(0);
+    pub(super) static SPARED: AtomicU64 = AtomicU64::new(0);
+
+    /// The handler uses the assist page at `address`.
+    pub(crate) fn use_page(address: u64) {
+        PAGE.store(address, Ordering::SeqCst);
+    }
+
+    /// Interrupts taken so far.
+    pub(crate) fn taken() -> u64 {
+        TAKEN.load(Ordering::SeqCst)
+    }
+
+    /// Those that needed no EOI.
+    pub(crate) fn spared() -> u64 {
+        SPARED.load(Ordering::SeqCst)
+    }
+}
 
 /// What the entry code pushes on the stack: registers, after what the CPU pushed (APM vol. 2, 8.9.3).
 #[repr(C)]
@@ -129,6 +156,7 @@ pub(super) fn entry(vector: u8) -> u64 {
     match vector {
         SELF_X2APIC => self_by_x2apic as *const () as u64,
         SELF_XAPIC => self_by_xapic as *const () as u64,
+        ASSISTED => by_assist as *const () as u64,
         _ => &raw const ENTRIES as u64 + u64::from(vector) * 16,
     }
 }
@@ -146,6 +174,32 @@ extern "C" fn self_by_x2apic() {
         "pop rdx", "pop rcx", "pop rax",
         "iretq",
         count = const cpu_local::SELF_IPIS,
+    )
+}
+
+/// Ends the interrupt by the assist page, or else by the interface's MSR, counts, returns.
+#[unsafe(naked)]
+extern "C" fn by_assist() {
+    naked_asm!(
+        "push rax", "push rcx", "push rdx",
+        "mov rax, [rip + {page}]",
+        "xor ecx, ecx",
+        "xchg ecx, [rax]",
+        "test ecx, 1",
+        "jz 2f",
+        "lock inc qword ptr [rip + {spared}]",
+        "jmp 3f",
+        "2: mov ecx, {eoi}",
+        "xor eax, eax",
+        "xor edx, edx",
+        "wrmsr",
+        "3: lock inc qword ptr [rip + {taken}]",
+        "pop rdx", "pop rcx", "pop rax",
+        "iretq",
+        page = sym assisted::PAGE,
+        spared = sym assisted::SPARED,
+        taken = sym assisted::TAKEN,
+        eoi = const hyperv::msr::EOI,
     )
 }
 

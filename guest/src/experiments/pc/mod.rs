@@ -19,7 +19,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 59] = [
+pub(super) const EXPERIMENTS: [Experiment; 60] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -81,6 +81,7 @@ pub(super) const EXPERIMENTS: [Experiment; 59] = [
     on_request("hv-abi", "Hyper-V interface, cases B: control words, input, registers", hyperv::abi::run),
     on_request("hv-flush", "Hyper-V interface, cases C: flushes do what they say", hyperv::flush::run),
     on_request("hv-ipi", "Hyper-V interface, cases D: interrupts by hypercall", hyperv::ipi::run),
+    on_request("hv-assist", "Hyper-V interface, cases J: ends of interrupts without an EOI", hyperv::assist::run),
     on_request("hv-timers", "Hyper-V interface, cases E: synthetic timers and their messages", hyperv::timers::run),
     on_request("hv-parent", "Hyper-V interface, cases F: what a parent may call, and nobody else", hyperv::parent::run),
     on_request("hv-child", "Hyper-V interface, cases G and H: state and signals of a child's vCPU", hyperv::child::run),

@@ -129,6 +129,62 @@ impl LocalApic {
     }
 }
 
+/// Registers as MSRs of the Hyper-V interface, in both modes: the command register has the xAPIC's format (TLFS,
+/// "Virtual Interrupt Controller").
+impl LocalApic {
+    /// A read of the command register.
+    ///
+    /// # Errors
+    ///
+    /// The APIC is off.
+    pub fn xapic_command(&self) -> Result<u64, GeneralProtection> {
+        let [low, high] = halves(self.command);
+        match self.mode {
+            Mode::Disabled => Err(GeneralProtection),
+            Mode::XApic => Ok(self.command),
+            Mode::X2Apic => Ok(u64::from(high << 24) << 32 | u64::from(low)),
+        }
+    }
+
+    /// A write of the command register. Reserved bits are ignored, as in the page.
+    ///
+    /// # Errors
+    ///
+    /// The APIC is off.
+    pub fn set_xapic_command(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let [low, high] = halves(value);
+        let (low, destination) = (low & COMMAND_FIELDS & !COMMAND_BUSY, high.to_be_bytes()[0]);
+        let shift = match self.mode {
+            Mode::Disabled => return Err(GeneralProtection),
+            Mode::XApic => 56,
+            Mode::X2Apic => 32,
+        };
+        self.command = u64::from(destination) << shift | u64::from(low);
+        Ok(self.send(low, Target::from_xapic(destination, low & COMMAND_LOGICAL != 0)))
+    }
+
+    /// A read of the task priority.
+    ///
+    /// # Errors
+    ///
+    /// The APIC is off.
+    pub fn task_priority(&self) -> Result<u8, GeneralProtection> {
+        if self.mode == Mode::Disabled { Err(GeneralProtection) } else { Ok(self.task_priority) }
+    }
+
+    /// A write of the task priority.
+    ///
+    /// # Errors
+    ///
+    /// The APIC is off, or a reserved bit is set.
+    pub fn write_task_priority(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let priority = u8::try_from(value).map_err(|_| GeneralProtection)?;
+        self.task_priority()?;
+        self.set_task_priority(priority);
+        Ok(Effect::None)
+    }
+}
+
 /// The common part of both modes.
 impl LocalApic {
     /// Reads a register; `None` if it cannot be read.

@@ -291,6 +291,35 @@ fn only_the_end_of_a_level_interrupt_is_told() {
 }
 
 #[test]
+fn end_of_an_edge_is_nobodys_business_if_nothing_else_waits_or_is_in_service() {
+    let mut apic = x2apic();
+    assert!(!apic.has_only_an_edge(), "nothing is requested");
+    apic.accept(0x51, false);
+    assert!(apic.has_only_an_edge());
+    for (vector, level) in [(0x52, false), (0x41, false), (0x61, true)] {
+        let mut with_another = x2apic();
+        with_another.accept(0x51, false);
+        with_another.accept(vector, level);
+        assert!(!with_another.has_only_an_edge(), "{vector:#x} waits, too");
+    }
+    set(&mut apic, TPR, 0x60);
+    assert!(!apic.has_only_an_edge(), "it may not be delivered now");
+    set(&mut apic, TPR, 0);
+    apic.deliver(0x51);
+    assert!(!apic.has_only_an_edge(), "it is not requested any more");
+    apic.accept(0x61, false);
+    assert!(!apic.has_only_an_edge(), "another one is in service");
+
+    let mut level = x2apic();
+    level.accept(0x51, true);
+    assert!(!level.has_only_an_edge(), "an I/O APIC waits for its end");
+    let mut ends_itself = x2apic();
+    ends_itself.set_auto_eoi([0x51].into_iter());
+    ends_itself.accept(0x51, false);
+    assert!(!ends_itself.has_only_an_edge(), "nobody ends it");
+}
+
+#[test]
 fn posted_words_request_each_of_their_vectors() {
     let mut apic = x2apic();
     apic.accept_words(&[1 << 16 | 1 << 63, 1, 1 << 15 | 1 << 16, 1 << 63]);
@@ -783,6 +812,34 @@ fn xapic_sends_on_the_write_of_the_lower_half() {
     // Delivery status always reads idle.
     let _effect = apic.write_mmio(mmio(ICR), 0x50fb, 0);
     assert_eq!(apic.read_mmio(mmio(ICR), || 0), 0x40fb);
+}
+
+#[test]
+fn hyper_vs_command_has_the_xapics_format_in_both_modes() {
+    for mut apic in [xapic(), x2apic()] {
+        let sent = apic.set_xapic_command(0x21 << 56 | 0x4051);
+        assert_eq!(sent, Ok(ipi(0x51, Kind::Fixed, Target::Physical(0x21))));
+        assert_eq!(apic.xapic_command(), Ok(0x21 << 56 | 0x4051));
+        let everybody = apic.set_xapic_command(0xff << 56 | 0x4051);
+        assert_eq!(everybody, Ok(ipi(0x51, Kind::Fixed, Target::AllIncludingSelf)));
+    }
+    let mut x2apic = x2apic();
+    set(&mut x2apic, ICR, 0x21 << 32 | 0x4051);
+    assert_eq!(x2apic.xapic_command(), Ok(0x21 << 56 | 0x4051));
+
+    let mut off = xapic();
+    assert_eq!(off.set_base_msr(DISABLED_BASE), Ok(Effect::ModeChanged));
+    assert_eq!(off.set_xapic_command(0x4051), Err(GeneralProtection));
+    assert_eq!(off.xapic_command(), Err(GeneralProtection));
+    assert_eq!(off.write_task_priority(0x20), Err(GeneralProtection));
+}
+
+#[test]
+fn hyper_vs_task_priority_is_the_apics_and_refuses_reserved_bits() {
+    let mut apic = x2apic();
+    assert_eq!(apic.write_task_priority(0x57), Ok(Effect::None));
+    assert_eq!((apic.task_priority(), apic.cr8(), read(&mut apic, TPR)), (Ok(0x57), 5, 0x57));
+    assert_eq!(apic.write_task_priority(0x100), Err(GeneralProtection));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! The conformance cases of the Hyper-V interface (TLFS), with their names in the project's list: A discovery and MSRs,
-//! B control words and registers, C flushes, D interrupts, E timers and their messages, F the calls of a parent,
-//! G the state of its child, H what the two tell each other, I the child's own interface.
+//! B control words and registers, C flushes, D interrupts, E timers and their messages, F the calls of a parent, G the
+//! state of its child, H what the two tell each other, I the child's own interface, J ends of interrupts without an
+//! EOI.
 //!
 //! Each case writes one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A failed case also writes
 //! a `violation`, and counts.
 
 pub(super) mod abi;
 mod abi_list;
+pub(super) mod assist;
 pub(super) mod child;
 pub(super) mod discovery;
 mod enlightened;

@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use sched::Pending;
 
-use super::synic;
 use super::vcpu::ArchVcpu;
+use super::{assist, synic};
 use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
@@ -167,10 +167,15 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     }
 }
 
-/// Called before an entry, and before the check whether something ends a wait. There is nothing to do here: events are
-/// chosen at the entry.
+/// Called before an entry, and before the check whether something ends a wait. Events are chosen at the entry, but
+/// memory is within reach here.
 #[inline(always)]
-pub(crate) fn prepare(_: &mut Running<'_>) {}
+pub(crate) fn prepare(run: &mut Running<'_>) {
+    let arch = &run.owner.arch;
+    if arch.assist.is_on() && arch.apic.has_any_request() {
+        assist::renew(run);
+    }
+}
 
 /// Lets due timers of the vCPU expire, and delivers the messages of the synthetic ones.
 #[inline]

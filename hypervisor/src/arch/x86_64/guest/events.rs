@@ -25,6 +25,8 @@ pub(super) enum Armed {
     Window,
     /// The guest takes the interrupt of this vector as soon as it can.
     Offer(u8),
+    /// The guest may end an interrupt without an exit: the next exit looks whether it has.
+    Assist,
     /// One instruction, with whether it is in an interrupt shadow.
     Step(Step, bool),
 }
@@ -50,6 +52,9 @@ impl ArchVcpu {
         if self.takes_interrupts() {
             self.apic.deliver(vector);
             self.hardware.inject_interrupt(vector);
+            if self.assist.is_told() {
+                self.armed = Armed::Assist;
+            }
             tally.add(|count| &count.irq_injections, 1);
         } else if vector >= FIRST_INTERRUPT {
             self.hardware.offer_interrupt(vector);
@@ -85,6 +90,9 @@ impl ArchVcpu {
             // A kick of this pCPU stays pending until the entry has delivered the event. Then it ends the entry before
             // the first instruction of the handler, because the processor takes physical interrupts at that boundary.
             Until::Delivered => host_apic::kick(cpu::this().id),
+        }
+        if self.assist.is_told() && matches!(self.armed, Armed::Nothing) {
+            self.armed = Armed::Assist;
         }
     }
 
@@ -142,17 +150,17 @@ impl ArchVcpu {
 
 /// After an exit.
 impl ArchVcpu {
-    /// Cancels the requests of the last entry. Returns whether the exit served only them, because a single step is
-    /// over. Only #DB ends a step.
+    /// Whether the last entry has requested something.
     #[inline]
-    pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
-        !matches!(self.armed, Armed::Nothing) && self.disarm_request(by_debug, tally)
+    pub(in crate::arch::x86_64) fn is_armed(&self) -> bool {
+        !matches!(self.armed, Armed::Nothing)
     }
 
-    #[inline(never)]
-    fn disarm_request(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
+    /// Cancels the requests of the last entry. Returns whether the exit served only them, because a single step is
+    /// over. Only #DB ends a step.
+    pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
         match core::mem::replace(&mut self.armed, Armed::Nothing) {
-            Armed::Nothing => false,
+            Armed::Nothing | Armed::Assist => false,
             Armed::Window => {
                 self.hardware.close_window();
                 false

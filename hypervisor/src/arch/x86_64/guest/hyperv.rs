@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use abi::payload::{HyperV as Offer, RemoteFlush, Role, VmConfig};
+use abi::payload::{ApicMode, HyperV as Offer, RemoteFlush, Role, VmConfig};
 use addr::{Gpa, GpaRange};
 use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
 use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, PrivilegesHigh, Recommendations};
@@ -23,6 +23,8 @@ use x86_defs::cpuid::Registers;
 use x86_defs::registers::{cr0, efer};
 use x86_emulate::{Segment, SegmentRegister};
 
+use super::apic::{Origin, apply};
+use super::assist::{self, Assist};
 use super::cpuid::CpuidTable;
 use super::intercept::Missing;
 use super::platform::Platform;
@@ -58,6 +60,7 @@ const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
     .union(Privileges::REFERENCE_COUNTER)
     .union(Privileges::SYNIC)
     .union(Privileges::SYNTHETIC_TIMERS)
+    .union(Privileges::APIC)
     .union(Privileges::HYPERCALL)
     .union(Privileges::VP_INDEX)
     .union(Privileges::REFERENCE_TSC)
@@ -111,8 +114,12 @@ impl Profile {
             Role::Guest => PrivilegesHigh::empty(),
             Role::Parent => OF_A_PARENT,
         };
+        // The registers of an xAPIC are in memory, and some guests are there to access them. Linux uses the one for EOI
+        // beside those of an x2APIC.
+        recommendations.set(Recommendations::APIC_MSRS, child.is_none() && config.apic == ApicMode::X2Apic);
         let (mut privileges, mut features) = (PRIVILEGES, FEATURES);
         if let Some(child) = child {
+            privileges.remove(Privileges::APIC);
             let has = |feature| child.synthetic.contains(feature);
             for (feature, privilege) in PRIVILEGES_OF_A_CHILD {
                 privileges.set(privilege, has(feature));
@@ -333,7 +340,7 @@ pub(super) fn write_owed(run: &mut Running<'_>, page: u32) -> Option<Gpa> {
     (!is_written).then_some(at)
 }
 
-/// The first word of a VP assist page: no end of an interrupt is ever needless.
+/// The first word of a VP assist page: each interrupt has to be ended.
 const NO_EOI_ASSIST: [u8; 4] = [0; 4];
 
 impl HyperV {
@@ -372,6 +379,8 @@ pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, Genera
         msr::TSC_FREQUENCY => tsc::hz(),
         msr::APIC_FREQUENCY => cpuid::timer_hertz(),
         msr::VP_ASSIST_PAGE => run.owner.arch.vp_assist.0,
+        msr::ICR => run.owner.arch.apic.xapic_command()?,
+        msr::TPR => run.owner.arch.apic.task_priority()?.into(),
         msr::TSC_INVARIANT_CONTROL => hyperv.registers.lock().relies_on_tsc.into(),
         number if synic::has(number) => return synic::read_msr(run, number),
         _ => return Err(GeneralProtection),
@@ -392,6 +401,16 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
     hyperv.check_privilege(number)?;
     if synic::has(number) {
         return synic::write_msr(run, number, value, hyperv.clock());
+    }
+    if let msr::EOI | msr::ICR | msr::TPR = number {
+        let apic = &mut run.owner.arch.apic;
+        let effect = match number {
+            msr::EOI => apic.end_of_interrupt(),
+            msr::ICR => apic.set_xapic_command(value)?,
+            _ => apic.write_task_priority(value)?,
+        };
+        apply(Origin::of(run), &mut run.owner.arch.apic, effect);
+        return Ok(());
     }
     let memory = &run.vm.memory;
     let mut registers = hyperv.registers.lock();
@@ -433,13 +452,16 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
             }
         }
         msr::VP_ASSIST_PAGE => {
-            let assist = VpAssistMsr(value);
-            run.owner.arch.vp_assist = assist;
-            if assist.is_enabled() {
+            let wanted = VpAssistMsr(value);
+            assist::withdraw(run);
+            run.owner.arch.vp_assist = wanted;
+            if wanted.is_enabled() {
                 // If the page does not exist, the guest gets none.
-                let is_written = memory.write(assist.page(), &NO_EOI_ASSIST);
-                if !is_written && run.vm.as_child().is_some() {
-                    synic::owe(run, owed::ASSIST);
+                let is_written = memory.write(wanted.page(), &NO_EOI_ASSIST);
+                match run.vm.as_child() {
+                    None if is_written => run.owner.arch.assist = Assist::at(wanted),
+                    Some(_) if !is_written => synic::owe(run, owed::ASSIST),
+                    _ => {}
                 }
             }
         }
@@ -467,6 +489,7 @@ impl HyperV {
             msr::VP_RUNTIME => Privileges::VP_RUNTIME,
             msr::TIME_REF_COUNT => Privileges::REFERENCE_COUNTER,
             msr::TSC_FREQUENCY | msr::APIC_FREQUENCY => Privileges::FREQUENCIES,
+            msr::EOI | msr::ICR | msr::TPR => Privileges::APIC,
             msr::SCONTROL..=msr::SIRBP | msr::SINT0..=msr::SINT15 => Privileges::SYNIC,
             msr::STIMER0_CONFIG..=msr::STIMER3_COUNT => Privileges::SYNTHETIC_TIMERS,
             msr::TSC_INVARIANT_CONTROL => Privileges::TSC_INVARIANT,

@@ -4,6 +4,7 @@
 //! delivers interrupts between vCPUs.
 
 pub(crate) mod apic;
+pub(in crate::arch::x86_64) mod assist;
 mod children;
 pub(crate) mod control;
 pub(crate) mod cpuid;

@@ -23,6 +23,7 @@ use x86_defs::msr;
 use x86_defs::registers::{dr6, rflags, vector};
 use x86_events::{Events, Flags};
 
+use super::assist::Assist;
 use super::emulate::{self, Emulator};
 use super::events::Armed;
 use super::fpu::FpuState;
@@ -73,8 +74,10 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Added to the host's counter. Only a parent changes it, for all vCPUs of its child.
     tsc_offset: i64,
-    /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
+    /// Where the guest has its Hyper-V assist page.
     pub(super) vp_assist: VpAssistMsr,
+    /// What that page says of ends of interrupts. A child's says nothing: its parent may move it to another host.
+    pub(super) assist: Assist,
     /// Its synthetic interrupt controller and timers.
     pub(super) synic: VcpuSynic,
     /// The tag of its TLB entries, and its owed flushes.
@@ -108,6 +111,7 @@ impl VcpuState<Machine> for ArchVcpu {
             tsc_aux: 0,
             tsc_offset: 0,
             vp_assist: VpAssistMsr::default(),
+            assist: Assist::default(),
             synic: VcpuSynic::new(index, config),
             tags,
             emulator: emulate::new(index, config.decode_cache),
@@ -271,6 +275,7 @@ impl ArchVcpu {
         self.fpu.reset();
         self.tsc_aux = 0;
         self.vp_assist = VpAssistMsr::default();
+        self.assist = Assist::default();
         self.synic = VcpuSynic::new(index, config);
         self.activity = Activity::Off;
     }

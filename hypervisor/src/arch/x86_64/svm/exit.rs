@@ -16,7 +16,7 @@ use x86_events::Flags;
 use super::old_code;
 use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
 use crate::arch::x86_64::guest::vcpu::stop;
-use crate::arch::x86_64::guest::{control, fpu, hyperv, intercept, mmio, msr, platform, vmware};
+use crate::arch::x86_64::guest::{assist, control, fpu, hyperv, intercept, mmio, msr, platform, vmware};
 use crate::arch::x86_64::host::machine_check;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -30,9 +30,10 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
     let tally = run.tally;
 
     let reason = arch.hardware.reason();
-    if arch.disarm(reason == code::EXCEPTION_BASE + u32::from(vector::DEBUG), tally) {
+    if arch.is_armed() && is_over(run, reason) {
         return stepped(run);
     }
+    let arch = &mut run.owner.arch;
     match reason {
         code::MSR => {
             let is_write = arch.hardware.vmcb.control.exit_info_1 & 1 != 0;
@@ -188,6 +189,14 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
             stop(run, StopReason::Unsupported, "exited for an unknown reason")
         }
     }
+}
+
+/// Ends what the last entry has requested. Returns whether the exit served only that.
+#[inline(never)]
+fn is_over(run: &mut Running<'_>, reason: u32) -> bool {
+    let is_step = run.owner.arch.disarm(reason == code::EXCEPTION_BASE + u32::from(vector::DEBUG), run.tally);
+    assist::settle(run);
+    is_step
 }
 
 /// A step over one instruction is over.
