@@ -63,6 +63,11 @@ impl<'c, P: Pixels> Screen<'c, P> {
         Some(Self { pixels, columns, rows, cells, column: 0, row: 0, escape: Escape::No })
     }
 
+    /// The surface, without the text.
+    pub fn into_pixels(self) -> P {
+        self.pixels
+    }
+
     /// Writes text. Bytes that are no ASCII are a question mark for each character.
     pub fn write(&mut self, text: &[u8]) {
         for &byte in text {

@@ -166,3 +166,34 @@ fn machine_without_a_serial_line_is_turned_off_by_its_keyboard() {
     });
     assert_eq!(status.code(), Some(0));
 }
+
+#[test]
+fn vm_with_the_machines_devices_has_the_screen_and_the_keyboard_if_its_kernel_uses_them() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let [file, image] = ["vms.toml", "dunlin.iso"].map(|name| folder.path().join(name).to_string_lossy().into_owned());
+    let toml = "[[vm]]\nname = \"owner\"\nvcpus = 1\nmemory = \"400M\"\nkernel = \"debian\"\ndevices = \"all\"\n\
+                cmdline = \"console=tty0 console=ttyS0 quiet\"\n";
+    fs::write(&file, toml).expect("a file can be written");
+    let _run = dunlin(&["image", &file, "--shell", "-o", &image]).expect_status(0);
+    let mut more = vec!["-vga", "std", "-serial", "chardev:line"];
+    let monitor = Monitor::qemu_arguments(folder.path());
+    more.extend(monitor.iter().map(String::as_str));
+    let _pc = Pc::start(folder.path(), &["-cdrom".to_string(), image.clone()], &more);
+    let mut line = SerialLine::attach(folder.path(), "line");
+    line.wait_for("owner: it has the screen and the keyboard from now on");
+    line.wait_for("guest:/root# ");
+    line.type_keys(b"cat /proc/fb; echo frame-$((6 * 7))\r");
+    let said = line.wait_for("frame-42");
+    assert!(said.contains("0 VESA VGA"), "{said}");
+    // Its keyboard is no terminal of the hypervisor's: these would be the keys that turn the machine off.
+    line.type_keys(b"read -r typed </dev/tty1; echo keys-$typed-$((1 + 2))\r");
+    line.wait_for("echo keys-");
+    let mut monitor = Monitor::attach(folder.path());
+    for key in ["ctrl-bracket_right", "o", "backspace", "backspace", "d", "u", "n", "ret"] {
+        monitor.say(&format!("sendkey {key}"));
+        // QEMU holds a key for a tenth of a second.
+        thread::sleep(Duration::from_millis(300));
+    }
+    let said = line.wait_for("-3\r");
+    assert!(said.ends_with("keys-dun"), "{said}");
+}

@@ -20,7 +20,7 @@ use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::layout::{
     BOOT_GDT, BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, MAP_LIMIT, MapEntry,
 };
-use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, descriptors};
+use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, Screen, descriptors};
 
 /// Offsets of the setup header's fields, the same in the file and in the zero page.
 mod header {
@@ -56,6 +56,34 @@ mod zero_page {
     pub(super) const E820_TABLE: usize = 0x2d0;
     pub(super) const E820_ENTRY_BYTES: usize = 20;
     pub(super) const BYTES: usize = 4096;
+}
+
+/// Offsets in `screen_info` (Linux, `include/uapi/linux/screen_info.h`).
+mod screen_info {
+    pub(super) const MODE: usize = 0x06;
+    pub(super) const COLUMNS: usize = 0x07;
+    pub(super) const LINES: usize = 0x0e;
+    pub(super) const KIND: usize = 0x0f;
+    pub(super) const CHARACTER_HEIGHT: usize = 0x10;
+    pub(super) const WIDTH: usize = 0x12;
+    pub(super) const HEIGHT: usize = 0x14;
+    pub(super) const BITS: usize = 0x16;
+    pub(super) const START: usize = 0x18;
+    pub(super) const SIZE: usize = 0x1c;
+    pub(super) const ROW_BYTES: usize = 0x24;
+    /// Bits and position of red, green, blue and the rest.
+    pub(super) const COLOURS: usize = 0x26;
+    pub(super) const CAPABILITIES: usize = 0x36;
+    pub(super) const START_HIGH: usize = 0x3a;
+    pub(super) const BYTES: usize = 0x40;
+
+    /// A colour VGA in text mode.
+    pub(super) const KIND_VGA: u8 = 1;
+    /// A linear framebuffer, as VESA's BIOS extension sets it up.
+    pub(super) const KIND_FRAMEBUFFER: u8 = 0x23;
+    /// The size counts these.
+    pub(super) const SIZE_UNIT: u32 = 64 << 10;
+    pub(super) const HAS_START_HIGH: u32 = 1 << 1;
 }
 
 const MAGIC: &[u8; 4] = b"HdrS";
@@ -236,6 +264,9 @@ impl<'a> Image<'a> {
             put(&mut page, header::RAMDISK_SIZE, &low(initrd.bytes()).to_le_bytes());
         }
 
+        if let Some(screen) = boot.machine.and_then(|machine| machine.screen) {
+            put(&mut page, 0, &screen_info(screen));
+        }
         put(&mut page, zero_page::ACPI_RSDP_ADDR, &boot.rsdp().0.to_le_bytes());
         let mut entries = 0;
         for entry in boot.memory_map().take(MAP_LIMIT) {
@@ -250,6 +281,45 @@ impl<'a> Image<'a> {
 
         memory.write(boot.place(BOOT_INFORMATION), &page)
     }
+}
+
+/// Linux' `screen_info`, the first bytes of the zero page.
+fn screen_info(screen: Screen) -> [u8; screen_info::BYTES] {
+    let mut info = [0; screen_info::BYTES];
+    match screen {
+        Screen::Text => {
+            info[screen_info::MODE] = 3;
+            info[screen_info::COLUMNS] = 80;
+            info[screen_info::LINES] = 25;
+            info[screen_info::KIND] = screen_info::KIND_VGA;
+            put(&mut info, screen_info::CHARACTER_HEIGHT, &16_u16.to_le_bytes());
+        }
+        Screen::Pixels { start, width, height, row_bytes, shifts } => {
+            info[screen_info::KIND] = screen_info::KIND_FRAMEBUFFER;
+            for (at, value) in [
+                (screen_info::WIDTH, width),
+                (screen_info::HEIGHT, height),
+                (screen_info::BITS, 32),
+                (screen_info::ROW_BYTES, row_bytes),
+            ] {
+                put(&mut info, at, &value.to_le_bytes());
+            }
+            let units = (u32::from(row_bytes) * u32::from(height)).div_ceil(screen_info::SIZE_UNIT);
+            put(&mut info, screen_info::SIZE, &units.to_le_bytes());
+            let [low, high] = [start.0 & u64::from(u32::MAX), start.0 >> 32];
+            for (at, half) in [(screen_info::START, low), (screen_info::START_HIGH, high)] {
+                put(&mut info, at, &half.to_le_bytes()[..4]);
+            }
+            let capabilities = screen_info::HAS_START_HIGH;
+            put(&mut info, screen_info::CAPABILITIES, &capabilities.to_le_bytes());
+            // The rest of a pixel means nothing.
+            let rest = (0..32).step_by(8).find(|shift| !shifts.contains(shift)).unwrap_or(24);
+            for (colour, shift) in shifts.into_iter().chain([rest]).enumerate() {
+                put(&mut info, screen_info::COLOURS + 2 * colour, &[8, shift]);
+            }
+        }
+    }
+    info
 }
 
 /// An address or length below 4 GiB, as a 32-bit field.

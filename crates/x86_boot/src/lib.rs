@@ -118,6 +118,37 @@ pub struct OwnMachine<'a> {
     pub boot_area: Gpa,
     /// Where the ACPI tables begin.
     pub rsdp: Gpa,
+    /// What the kernel's console is shown on, if it has a screen.
+    pub screen: Option<Screen>,
+}
+
+/// A screen, as firmware or the boot loader has left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Screen {
+    /// A VGA in its text mode of 80 columns and 25 lines.
+    Text,
+    /// A framebuffer with 32 bits for each pixel, 8 of them for each colour.
+    Pixels {
+        /// The first pixel.
+        start: Gpa,
+        /// In pixels.
+        width: u16,
+        /// In pixels.
+        height: u16,
+        /// From one row to the next.
+        row_bytes: u16,
+        /// Where in a pixel red, green and blue begin, in bits.
+        shifts: [u8; 3],
+    },
+}
+
+/// Whether Linux has a console on the screen with this command line: if it is told so, or told of no console.
+#[must_use]
+pub fn has_console_on_screen(cmdline: &str) -> bool {
+    let mut consoles = cmdline.split_ascii_whitespace().filter_map(|word| word.strip_prefix("console=")).peekable();
+    let is_terminal =
+        |name: &str| name.strip_prefix("tty").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    consoles.peek().is_none() || consoles.any(is_terminal)
 }
 
 impl Boot<'_> {

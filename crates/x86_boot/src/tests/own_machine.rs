@@ -7,7 +7,7 @@ use addr::{Gpa, GpaRange};
 use super::{MIB, PAYLOAD, Ram, boot, bzimage, pvh_elf};
 use crate::bytes::put;
 use crate::layout::{BOOT_AREA_BYTES, BOOT_GDT, BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, MapEntry, MapKind};
-use crate::{Boot, Error, KernelEntry, Mode, OwnMachine, check, load};
+use crate::{Boot, Error, KernelEntry, Mode, OwnMachine, Screen, check, has_console_on_screen, load};
 
 /// RAM from the first to the second of these MiB.
 fn ram(start: u64, end: u64) -> MapEntry {
@@ -18,7 +18,7 @@ fn ram(start: u64, end: u64) -> MapEntry {
 const RSDP: Gpa = Gpa(0x1234_5670);
 
 fn machine(memory_map: &[MapEntry], boot_area: u64) -> OwnMachine<'_> {
-    OwnMachine { memory_map, boot_area: Gpa(boot_area * MIB), rsdp: RSDP }
+    OwnMachine { memory_map, boot_area: Gpa(boot_area * MIB), rsdp: RSDP, screen: None }
 }
 
 /// A kernel that runs at any multiple of 2 MiB.
@@ -103,5 +103,44 @@ fn damaged_alignments_neither_panic_nor_move_a_kernel() {
         let map = [ram(17, 60)];
         let boot = Boot { machine: Some(machine(&map, 40)), ..boot(&kernel) };
         assert!(check(&boot).is_err(), "{alignment:#x}");
+    }
+}
+
+/// The first bytes of the zero page of a kernel that gets this screen.
+fn screen_info(screen: Option<Screen>) -> Vec<u8> {
+    let (kernel, map) = (relocatable(), [ram(0, 24)]);
+    let machine = OwnMachine { screen, ..machine(&map, 16) };
+    let mut memory = Ram::new(64 * MIB);
+    load(&Boot { machine: Some(machine), ..boot(&kernel) }, &mut memory).expect("there is room");
+    memory.at(Gpa(16 * MIB + BOOT_INFORMATION.0), 0x40).to_vec()
+}
+
+#[test]
+fn kernel_learns_of_its_screen() {
+    assert_eq!(screen_info(None), [0; 0x40]);
+    let text = screen_info(Some(Screen::Text));
+    assert_eq!((text[0x06], text[0x07], text[0x0e], text[0x0f], text[0x10]), (3, 80, 25, 1, 16));
+
+    let start = Gpa(0x38_fd00_0000);
+    let pixels = Screen::Pixels { start, width: 1024, height: 769, row_bytes: 4160, shifts: [16, 8, 0] };
+    let info = screen_info(Some(pixels));
+    let word = |at: usize| u16::from_le_bytes([info[at], info[at + 1]]);
+    let long = |at: usize| u32::from(word(at + 2)) << 16 | u32::from(word(at));
+    assert_eq!(info[0x0f], 0x23);
+    assert_eq!([word(0x12), word(0x14), word(0x16), word(0x24)], [1024, 769, 32, 4160]);
+    assert_eq!([long(0x18), long(0x3a)], [0xfd00_0000, 0x38]);
+    assert_eq!(long(0x1c), 49, "units of 64 KiB, the last one in part");
+    assert_eq!(info[0x26..0x2e], [8, 16, 8, 8, 8, 0, 8, 24]);
+    assert_eq!(long(0x36), 2, "the address has 64 bits");
+}
+
+#[test]
+fn console_is_on_the_screen_if_the_kernel_is_told_so_or_nothing() {
+    for cmdline in ["", "quiet", "console=tty0", "console=tty1 quiet", "console=tty0 console=ttyS0", "noconsole=ttyS0"]
+    {
+        assert!(has_console_on_screen(cmdline), "{cmdline}");
+    }
+    for cmdline in ["console=ttyS0", "quiet console=ttyS0,115200n8 x=console=tty0", "console=hvc0 console=tty"] {
+        assert!(!has_console_on_screen(cmdline), "{cmdline}");
     }
 }

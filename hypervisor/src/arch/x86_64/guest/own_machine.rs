@@ -26,11 +26,12 @@ use x86_boot::layout::{
     TOOL_PORT_BYTES,
 };
 use x86_boot::own_acpi::{self, MachineTables, PlacedTables};
-use x86_boot::{Error, OwnMachine};
+use x86_boot::{Error, OwnMachine, Screen};
 
 use super::vcpu::stop;
 use super::{delivery, functions};
-use crate::arch::x86_64::host::{acpi, boot, io_apic, low_memory, paging, port, virtio};
+use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, keyboard, low_memory, paging, port, virtio};
+use crate::boot::handover::Framebuffer;
 use crate::boot::mcfg::BUS_BYTES;
 use crate::cpu::{self, CpuId, PerCpu};
 use crate::device::interrupt::Target;
@@ -136,10 +137,11 @@ pub(super) struct Prepared {
     memory_map: Vec<MapEntry>,
     boot_area: Gpa,
     tables: PlacedTables,
+    screen: Option<Screen>,
 }
 
 impl Prepared {
-    /// Finds places in this memory.
+    /// Finds places in this memory, and leaves the screen and the keyboard to the kernel if it is told to use them.
     ///
     /// # Errors
     /// There is none below 4 GiB.
@@ -177,18 +179,37 @@ impl Prepared {
         if memory_map.len() > MAP_LIMIT {
             warn!("{}: the memory map has {} ranges; the kernel sees {MAP_LIMIT}", config.name, memory_map.len());
         }
-        Ok(Self { memory_map, boot_area, tables })
+        let screen = x86_boot::has_console_on_screen(&config.cmdline).then(|| take_screen(&config.name));
+        Ok(Self { memory_map, boot_area, tables, screen })
     }
 
     /// The machine for the loader of the kernel.
     pub(super) fn machine(&self) -> OwnMachine<'_> {
-        OwnMachine { memory_map: &self.memory_map, boot_area: self.boot_area, rsdp: self.tables.rsdp }
+        OwnMachine {
+            memory_map: &self.memory_map,
+            boot_area: self.boot_area,
+            rsdp: self.tables.rsdp,
+            screen: self.screen,
+        }
     }
 
     /// Writes the ACPI tables.
     pub(super) fn write_tables(&self, memory: &Memory) -> bool {
         memory.write(self.tables.rsdp, &self.tables.bytes)
     }
+}
+
+/// Takes the screen and the keyboard from the hypervisor, whose consoles are the serial lines from then on.
+fn take_screen(name: &str) -> Screen {
+    log::info!("{name}: it has the screen and the keyboard from now on");
+    keyboard::give_up();
+    let pixels = |framebuffer: Framebuffer| {
+        let row_bytes = u16::try_from(framebuffer.row_pixels.checked_mul(4)?).ok()?;
+        let Framebuffer { start, width, height, shifts, .. } = framebuffer;
+        Some(Screen::Pixels { start: Gpa(start.0), width, height, row_bytes, shifts })
+    };
+    // Without a framebuffer a PC has a VGA in text mode, or none. Linux looks for it.
+    framebuffer::give_up().and_then(pixels).unwrap_or(Screen::Text)
 }
 
 fn entry(start: u64, end: u64, kind: MapKind) -> Option<MapEntry> {

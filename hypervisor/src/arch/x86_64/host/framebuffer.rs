@@ -51,6 +51,13 @@ pub(super) fn write(text: &[u8]) {
     }
 }
 
+/// Whose the screen is from now on: the caller's. Nothing is shown on it any more, not even in a panic: the next owner
+/// may put something else at its place. `None` if there was none, or it is not shown on.
+pub(in crate::arch::x86_64) fn give_up() -> Option<Framebuffer> {
+    let screen = SCREEN.lock().take()?;
+    Some(screen.into_pixels().framebuffer)
+}
+
 /// The pixels.
 struct Mapped {
     framebuffer: Framebuffer,

@@ -31,6 +31,11 @@ pub(super) fn init(machine: &Machine) {
     }
 }
 
+/// Leaves the keyboard to somebody else.
+pub(in crate::arch::x86_64) fn give_up() {
+    *KEYBOARD.lock() = None;
+}
+
 /// Takes input. Returns the number of bytes.
 pub(super) fn receive(into: &mut [u8]) -> usize {
     let Some(mut guard) = KEYBOARD.try_lock() else { return 0 };
