@@ -73,6 +73,14 @@ define! {
     WaitNotSeen,
     /// A vCPU has waited for its parent between two instructions, and does not do what it has waited for.
     WaitedForNothing,
+    /// A parent reads the state of a vCPU that has not taken its interrupts yet, and they are not in it.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    PostedNotRead,
+    /// A timer of a vCPU that is held expires, although its parent has stopped its time.
+    TimerWhileHeld,
+    /// A child's time goes on, and its timers come by as much too early as it stood still.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    TimerNotMoved,
     /// A vCPU that was held for its registers stays held.
     HeldForEver,
     /// Stage 2 changes and the TLBs are not flushed.

@@ -317,6 +317,95 @@ pub(super) const DEPOSITED_IN_USE: Scenario = Scenario {
     },
 };
 
+/// The parent suspends a child whose timer runs, and stops its time. The timer has as long to go afterwards.
+pub(super) const FROZEN: Scenario = Scenario {
+    name: "a parent stops the time of a child whose timer runs",
+    cpus: 2,
+    count: 200,
+    steps: 4 * STEPS,
+    script: |simulation| {
+        const FREEZE: u64 = 0x3_0003;
+        const EXPLICIT_SUSPEND: u64 = 0;
+        const LENGTH: u64 = 10_000;
+        const PAGE: u64 = 200;
+        let program = vec![Op::Write(0, 1), Op::Timer(LENGTH), Op::Halt, Op::Write(8, 1), Op::Stop];
+        let family = Family::new(simulation, vec![program]);
+        assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED]), all(1));
+        let freeze = |is_frozen| {
+            assert_eq!(family.call(Code::SetPartitionProperty, 0, &bytes(&[family.id, FREEZE, is_frozen])), all(0));
+        };
+        let is_interrupted = || {
+            let mut input = [0; 4096];
+            let get = bytes(&[family.id, 0, 0x8000_0000, 0, 7, PAGE]);
+            input[..get.len()].copy_from_slice(&get);
+            let control = Control::new(Code::GetVpState).with_variable_words(1);
+            assert_eq!(platform::hypercall(&family.parent, control, &input, Gpa(OUTPUT * PAGE_BYTES)), all(0));
+            family.word(PAGE, 128) != 0
+        };
+        // A look at the clock takes a tick.
+        let pass = |ticks: u64| {
+            let end = Machine::now() + ticks;
+            while Machine::now() < end {}
+        };
+
+        family.start();
+        let began = Machine::now();
+        simulation.wait_until("it runs", || family.word(OF_FIXED, 0) != 0);
+        let suspend = bytes(&[family.id, 0, EXPLICIT_SUSPEND, 0, 1, 0]);
+        assert_eq!(family.call(Code::SetVpRegisters, 1, &suspend), all(1));
+        freeze(1);
+        // The vCPU may have been slow, and the timer short.
+        let had_expired = is_interrupted() || family.word(OF_FIXED, 8) != 0;
+        let ran = Machine::now() - began;
+        pass(2 * LENGTH);
+        let child = family.child();
+        child.post(0, Pending::TIMER);
+        (0..64).for_each(|_| relax());
+        assert_eq!(is_interrupted() || family.word(OF_FIXED, 8) != 0, had_expired, "time stood still");
+        freeze(0);
+        let thawed = Machine::now();
+        child.vp(0).expect("it was created").resume(suspend::EXPLICIT, 0);
+        simulation.wait_until("its timer expires", || family.word(OF_FIXED, 8) != 0);
+        let passed = ran + (Machine::now() - thawed);
+        assert!(had_expired || passed >= LENGTH, "it came after {passed} ticks");
+        drop(child);
+        family.end();
+    },
+};
+
+#[test]
+fn timer_of_a_frozen_child_has_as_long_to_go_afterwards() {
+    explore(FROZEN);
+}
+
+/// The parent interrupts a vCPU that is suspended, and reads its state at once.
+pub(super) const SAVED: Scenario = Scenario {
+    name: "a parent saves a vCPU that it has interrupted",
+    cpus: 2,
+    count: 200,
+    steps: STEPS,
+    script: |simulation| {
+        const PAGE: u64 = 200;
+        const INTERRUPTED: u64 = 128;
+        let family = Family::new(simulation, vec![vec![], vec![]]);
+        for vp in [0, 1, 0] {
+            assert_eq!(family.call(Code::AssertVirtualInterrupt, 0, &bytes(&[family.id, 0, vp, 0x41])), all(0));
+            let mut input = [0; 4096];
+            let get = bytes(&[family.id, vp, 0x8000_0000, 0, 7, PAGE]);
+            input[..get.len()].copy_from_slice(&get);
+            let control = Control::new(Code::GetVpState).with_variable_words(1);
+            assert_eq!(platform::hypercall(&family.parent, control, &input, Gpa(OUTPUT * PAGE_BYTES)), all(0));
+            assert_eq!(family.word(PAGE, INTERRUPTED), 1, "the interrupt of vCPU {vp} is not in its state");
+        }
+        family.end();
+    },
+};
+
+#[test]
+fn state_of_a_vcpu_has_the_interrupts_that_it_has_not_taken() {
+    explore(SAVED);
+}
+
 /// Two vCPUs of the parent create the same vCPU of its child. One of them is told so, and then changes its registers.
 pub(super) const CREATED_TWICE: Scenario = Scenario {
     name: "two vCPUs of a parent create one vCPU of its child",

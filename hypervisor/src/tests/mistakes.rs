@@ -43,6 +43,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
         Mutant::BegunTwice => lent::CREATED_TWICE,
+        Mutant::PostedNotRead => lent::SAVED,
+        Mutant::TimerWhileHeld | Mutant::TimerNotMoved => lent::FROZEN,
         Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
         Mutant::PauseAnsweredEarly | Mutant::EndAnsweredEarly => control::COMMANDED,
         Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,

@@ -64,11 +64,8 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.uncount_dormant();
-    // While it waited for its turn, no timer was armed for it. If its turns are short, the pCPU's timer may always be
-    // too late for it.
-    let now = Machine::now();
-    if run.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
-        Machine::expire_timers(run, now);
+    if !run.is_held() {
+        run.expire_due();
     }
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
@@ -216,7 +213,8 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
         run.vm.memory.flush_owed(run.vcpu, run.owner, run.tally);
     }
     Machine::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
-    if work.contains(Pending::TIMER) {
+    // Timers of a vCPU that is held expire when it goes on: its parent may have stopped its time.
+    if work.contains(Pending::TIMER) && (!run.is_held() || mutants::is(Mutant::TimerWhileHeld)) {
         Machine::expire_timers(run, Machine::now());
     }
     if work.contains(Pending::MESSAGE) {
@@ -276,10 +274,20 @@ impl Running<'_> {
                 return Some(RunEnd::Paused);
             }
         }
+        self.expire_due();
         if !mutants::is(Mutant::WaitedForNothing) {
             Machine::held_no_more(self);
         }
         None
+    }
+
+    /// Lets timers expire that are due. While the vCPU waited for its turn, or was held, no timer was armed for it. If
+    /// its turns are short, the pCPU's timer may always be too late for it.
+    fn expire_due(&mut self) {
+        let now = Machine::now();
+        if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
+            Machine::expire_timers(self, now);
+        }
     }
 
     /// Counts the vCPU among the dormant ones of its VM, if it is dormant: only another vCPU can make it run again.

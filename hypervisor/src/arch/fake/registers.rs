@@ -43,6 +43,11 @@ pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
     held.owner.arch.gprs[3] = offset.cast_unsigned();
 }
 
+/// The VM's time stood still for so many ticks.
+pub(in crate::arch) fn move_timers(held: &mut Held<'_>, later: u64) {
+    held.owner.arch.move_timer(later);
+}
+
 /// The VM's reference time at this tick of the clock: a hundredth of it, and what was set.
 pub(in crate::arch) fn reference_time(vm: &Vm, tick: u64) -> u64 {
     (tick / 100).wrapping_add(vm.platform().time_offset.load(Ordering::Relaxed))
@@ -77,7 +82,7 @@ pub(in crate::arch) fn translate(_: &mut Held<'_>, _: TranslateFlags, gva: Gva) 
     if gva.0 == 0 { Err(TranslationCode::PageNotPresent) } else { Ok(Gpa(gva.0)) }
 }
 
-/// Writes a state into `bytes`: that of timers is the registers from the first on, and there is no other.
+/// Writes a state into `bytes`: the registers from the first on, and behind them whether an interrupt waits.
 pub(in crate::arch) fn get(held: &mut Held<'_>, kind: StateKind, _: u64, bytes: &mut [u8]) -> Result<usize, Status> {
     if !matches!(kind, StateKind::SyntheticTimers | StateKind::LocalApic) {
         return Err(Status::InvalidParameter);
@@ -85,7 +90,8 @@ pub(in crate::arch) fn get(held: &mut Held<'_>, kind: StateKind, _: u64, bytes: 
     for (to, register) in bytes.as_chunks_mut().0.iter_mut().zip(held.owner.arch.gprs) {
         *to = register.to_le_bytes();
     }
-    Ok(128)
+    bytes[128] = u8::from(held.owner.arch.is_interrupted());
+    Ok(136)
 }
 
 /// Takes over a state.

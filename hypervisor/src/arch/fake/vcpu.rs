@@ -224,6 +224,11 @@ impl ArchVcpu {
         self.is_interrupted = true;
     }
 
+    /// Whether it has an interrupt that it has not noticed.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.is_interrupted
+    }
+
     pub(super) fn halt(&mut self) {
         self.is_stopped = self.program.get(self.at) == Some(&Op::Stop);
         self.activity = Activity::Halted;
@@ -231,6 +236,11 @@ impl ArchVcpu {
 
     pub(super) fn set_timer(&mut self, deadline: u64) {
         self.deadline = Some(deadline);
+    }
+
+    /// The timer comes by so many ticks later.
+    pub(super) fn move_timer(&mut self, later: u64) {
+        self.deadline = self.deadline.map(|deadline| deadline.saturating_add(later));
     }
 
     /// Executes an instruction. After an exit that does not repeat the instruction, the program counter is behind it.

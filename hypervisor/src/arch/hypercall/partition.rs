@@ -182,8 +182,8 @@ pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<End
 
 /// A change of a child's time ends when all of its vCPUs know of it.
 fn renewed(caller: &Caller<'_>, vm: &Arc<Vm>, changed: Option<time::Changed>) -> Result<Ended, Status> {
-    if let Some(time::Changed) = changed {
-        time::renew_all(vm);
+    if let Some(changed) = changed {
+        time::renew_all(vm, changed);
     }
     caller.done()
 }

@@ -9,11 +9,13 @@ use hyperv_defs::vp::{
 };
 use hyperv_defs::wire::U32;
 use hyperv_defs::{Answer, Status};
+use sched::Pending;
 
 use super::budget::Budget;
 use super::parent::Caller;
 use super::{Ended, Held, register_page, time};
-use crate::arch::machine;
+use crate::arch::{Arch as _, Machine, machine};
+use crate::mutants::{self, Mutant};
 use crate::sync::Ordering;
 use crate::vm::VcpuRef;
 use crate::vm::child::suspend;
@@ -141,7 +143,10 @@ fn failed(caller: &Caller<'_>, done: u16, status: Status) -> Ended {
 pub(super) fn state(caller: &Caller<'_>, state: &State<'_>) -> Result<Ended, Status> {
     let vcpu = caller.vcpu(state.vp)?;
     let mut bytes = [0; LARGEST_STATE];
-    let length = Held::with(&vcpu, |held| machine::vp_state::get(held, state.kind, state.xsave_states, &mut bytes))?;
+    let length = Held::with(&vcpu, |held| {
+        take_posted(held);
+        machine::vp_state::get(held, state.kind, state.xsave_states, &mut bytes)
+    })?;
     let bytes = bytes.get(..length).unwrap_or(&bytes);
     match &state.place {
         StatePlace::Call(_) => caller.output.write(bytes)?,
@@ -152,6 +157,14 @@ pub(super) fn state(caller: &Caller<'_>, state: &State<'_>) -> Result<Ended, Sta
         }
     }
     caller.done()
+}
+
+/// Interrupts that were posted to the vCPU are in its local APIC now. Otherwise they would be in no state that its
+/// parent reads, because the vCPU takes them when it is its turn on a pCPU. An INIT or a start it takes itself.
+fn take_posted(held: &mut Held<'_>) {
+    if !mutants::is(Mutant::PostedNotRead) {
+        Machine::take_posted(&mut held.owner.arch, held.vcpu.posted(), Pending::INTERRUPT | Pending::NMI);
+    }
 }
 
 /// HvCallSetVpState.

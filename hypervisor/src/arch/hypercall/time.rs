@@ -1,5 +1,5 @@
 //! A child's time: the time-stamp counter of its vCPUs, and its reference time. Both stand still while the parent has
-//! frozen them, and go on where they stood.
+//! frozen them, and go on where they stood. So do timers, because no timer of a suspended vCPU expires.
 //!
 //! A change reaches the vCPUs one by one. Monitors change the time of a guest that they have stopped.
 
@@ -9,6 +9,7 @@ use hyperv_defs::Status;
 
 use super::Held;
 use crate::arch::{Arch, Machine, machine};
+use crate::mutants::{self, Mutant};
 use crate::vm::child::MAX_VPS;
 use crate::vm::{VcpuRef, Vm};
 
@@ -23,14 +24,18 @@ pub(super) fn set_tsc(vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
         // This vCPU may be newer than the offset.
         renew(vcpu);
     } else {
-        renew_all(vcpu.vm());
+        renew_all(vcpu.vm(), Changed { later: 0 });
     }
     Ok(())
 }
 
 /// A change that the vCPUs do not know of yet: [`renew_all`] tells them.
 #[must_use]
-pub(super) struct Changed;
+#[derive(Clone, Copy)]
+pub(super) struct Changed {
+    /// Ticks for which time stood still: timers that count come by so much later.
+    later: u64,
+}
 
 /// Stops a child's time, or lets it go on.
 pub(super) fn freeze(vm: &Vm, is_frozen: bool) -> Option<Changed> {
@@ -42,7 +47,7 @@ pub(super) fn freeze(vm: &Vm, is_frozen: bool) -> Option<Changed> {
     }
     let stood_at = tsc.thaw(now)?;
     machine::registers::set_reference_time(vm, now, machine::registers::reference_time(vm, stood_at));
-    Some(Changed)
+    Some(Changed { later: if mutants::is(Mutant::TimerNotMoved) { 0 } else { now.saturating_sub(stood_at) } })
 }
 
 /// A child's reference time now.
@@ -55,13 +60,18 @@ pub(super) fn reference(vm: &Vm) -> u64 {
 pub(super) fn set_reference(vm: &Vm, time: u64) -> Option<Changed> {
     let tsc = vm.as_child()?.tsc.lock();
     machine::registers::set_reference_time(vm, tsc.tick(Machine::now()), time);
-    Some(Changed)
+    Some(Changed { later: 0 })
 }
 
 /// Tells all vCPUs of a child of its time. The caller does not hold the lock of the children's descriptions: a vCPU may
 /// have to wait for it before it leaves its registers.
-pub(super) fn renew_all(vm: &Arc<Vm>) {
-    (0..MAX_VPS).filter_map(|index| vm.vp(index)).for_each(|vcpu| renew(&vcpu));
+pub(super) fn renew_all(vm: &Arc<Vm>, changed: Changed) {
+    for vcpu in (0..MAX_VPS).filter_map(|index| vm.vp(index)) {
+        renew(&vcpu);
+        if changed.later != 0 {
+            Held::with(&vcpu, |held| machine::registers::move_timers(held, changed.later));
+        }
+    }
 }
 
 /// Tells one.

@@ -146,6 +146,12 @@ impl LocalApic {
     pub fn move_deadline(&mut self, later: i64) {
         self.timer.move_deadline(later);
     }
+
+    /// Time stood still for this number of ticks: a timer that counts has as long to go as before. One in deadline mode
+    /// does not notice.
+    pub fn move_count(&mut self, later: u64) {
+        self.timer.move_count(later);
+    }
 }
 
 /// A set of vectors as eight registers.

@@ -1278,6 +1278,25 @@ fn restored_timer_has_as_long_to_go() {
 }
 
 #[test]
+fn counting_timer_has_as_long_to_go_after_time_stood_still() {
+    const STOOD: u64 = 7_000_000_000;
+    let half = 50_000 * TSC_TICKS_PER_TIMER_TICK;
+    for (entry, by) in [(0x40, STOOD), (0x40 | PERIODIC, STOOD), (0x40 | DEADLINE, 0)] {
+        let mut apic = x2apic();
+        set(&mut apic, DIVIDE, DIVIDE_BY_1);
+        set(&mut apic, LVT_TIMER, entry);
+        set(&mut apic, INITIAL_COUNT, 100_000);
+        apic.place_tsc_deadline(2 * half, half);
+        apic.move_count(STOOD);
+        assert_eq!(apic.deadline(), Some(2 * half + by), "{entry:#x}");
+        assert!(!apic.expire(2 * half + by - 1) && apic.expire(2 * half + by), "{entry:#x}");
+    }
+    let mut stopped = x2apic();
+    stopped.move_count(STOOD);
+    assert_eq!(stopped.deadline(), None);
+}
+
+#[test]
 fn timer_that_is_due_has_expired_before_it_is_saved() {
     let mut apic = x2apic();
     set(&mut apic, DIVIDE, DIVIDE_BY_1);

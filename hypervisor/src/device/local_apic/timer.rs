@@ -193,6 +193,13 @@ impl Timer {
         }
     }
 
+    /// The counter reaches zero by this many ticks later.
+    pub(super) fn move_count(&mut self, later: u64) {
+        if self.mode.counts() {
+            self.expiry = self.expiry.map(|expiry| expiry.saturating_add(later));
+        }
+    }
+
     fn period(&self) -> u64 {
         self.ticks(self.initial_count).max(self.shortest_period).max(1)
     }

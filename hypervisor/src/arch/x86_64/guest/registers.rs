@@ -102,6 +102,12 @@ pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
     }
 }
 
+/// The VM's time stood still for so many ticks: timers of the local APIC that count come by so much later. The others
+/// follow the VM's clocks.
+pub(in crate::arch) fn move_timers(held: &mut Held<'_>, later: u64) {
+    held.owner.arch.apic.move_count(later);
+}
+
 /// The VM's reference time at this tick of the host's clock; zero if it has none.
 pub(in crate::arch) fn reference_time(vm: &Vm, tick: u64) -> u64 {
     vm.platform().hyperv.as_ref().map_or(0, |hyperv| hyperv.clock().time(tick))
@@ -115,7 +121,7 @@ pub(in crate::arch) fn set_reference_time(vm: &Vm, tick: u64, time: u64) {
 }
 
 /// The tick of the host's clock that corresponds to a child's time.
-fn tick_of(vm: &Vm) -> u64 {
+pub(super) fn tick_of(vm: &Vm) -> u64 {
     let now = tsc::now();
     vm.as_child().map_or(now, |child| child.tsc.lock().tick(now))
 }

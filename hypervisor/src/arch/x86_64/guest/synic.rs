@@ -151,10 +151,10 @@ impl VcpuSynic {
         self.timers.state()
     }
 
-    /// Takes over a state of the timers. `None` if no guest could have it.
-    pub(super) fn set_timers(&mut self, state: &TimersState, clock: ReferenceTsc) -> Option<()> {
+    /// Takes over a state of the timers when the host's clock is `now`. `None` if no guest could have it.
+    pub(super) fn set_timers(&mut self, state: &TimersState, clock: ReferenceTsc, now: u64) -> Option<()> {
         self.clock = clock;
-        self.timers.set_state(state, clock.time(tsc::now())).ok()?;
+        self.timers.set_state(state, clock.time(now)).ok()?;
         self.renew_due();
         self.waiting |= ALL_SINTS;
         Some(())

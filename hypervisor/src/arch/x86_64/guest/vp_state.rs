@@ -10,8 +10,8 @@ use hyperv_defs::vp::StateKind;
 use sched::Pending;
 
 use super::hyperv::HyperV;
+use super::registers::tick_of;
 use crate::arch::hypercall::Held;
-use crate::arch::x86_64::host::tsc;
 
 /// Writes a state into `bytes`. Returns its length. `components` are those of XSAVE.
 ///
@@ -23,13 +23,15 @@ pub(in crate::arch) fn get(
     components: u64,
     bytes: &mut [u8],
 ) -> Result<usize, Status> {
+    // Where time stands, if the parent has stopped it.
+    let now = tick_of(held.vm);
     let arch = &mut held.owner.arch;
     let mut put = |state: &[u8]| {
         bytes.get_mut(..state.len()).ok_or(Status::InvalidParameter)?.copy_from_slice(state);
         Ok(state.len())
     };
     match kind {
-        StateKind::LocalApic => put(arch.apic.state(tsc::now()).bytes()),
+        StateKind::LocalApic => put(arch.apic.state(now).bytes()),
         StateKind::SyntheticTimers => put(arch.synic.timers().bytes()),
         StateKind::Xsave => arch.fpu.image(components, bytes).ok_or(Status::InvalidParameter),
         StateKind::Simp | StateKind::Siefp => {
@@ -53,18 +55,19 @@ pub(in crate::arch) fn get(
 /// [`Status::InvalidParameter`] if the vCPU cannot have it. Then nothing has changed.
 pub(in crate::arch) fn set(held: &mut Held<'_>, kind: StateKind, components: u64, bytes: &[u8]) -> Result<(), Status> {
     let refused = Status::InvalidParameter;
+    let now = tick_of(held.vm);
     let arch = &mut held.owner.arch;
     match kind {
         StateKind::LocalApic => {
             let state = LocalApicState::from_bytes(bytes).ok_or(refused)?;
-            arch.apic.set_state(&state, tsc::now());
+            arch.apic.set_state(&state, now);
             held.vcpu.posted().publish_logical_id(arch.apic.logical_id());
         }
         StateKind::SyntheticTimers => {
             let state = TimersState::from_bytes(bytes).ok_or(refused)?;
             match held.vm.platform().hyperv.as_ref().map(HyperV::clock) {
                 Some(clock) => {
-                    arch.synic.set_timers(&state, clock).ok_or(refused)?;
+                    arch.synic.set_timers(&state, clock, now).ok_or(refused)?;
                     held.vm.post(held.index, Pending::MESSAGE);
                 }
                 None if state == TimersState::default() => {}
