@@ -109,6 +109,9 @@ define! {
     /// A parent has cleared the states of pages, and the TLBs are not flushed.
     #[allow(dead_code, reason = "not every architecture has parents")]
     TrackedNotFlushed,
+    /// Tables whose pages were joined wait for walkers to leave, and the child ends.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    JoinedTablesKept,
     /// Pages are taken away, and words in them that were found before are still valid.
     WordKept,
     /// Pages are taken away and used again while the hypervisor may be accessing them.

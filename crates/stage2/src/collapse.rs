@@ -26,6 +26,17 @@ pub enum Collapse {
     Full,
 }
 
+/// Result of a search for a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// The first address that the table maps.
+    Found(Gpa),
+    /// There is none up to here.
+    Further(Gpa),
+    /// There is no further one.
+    End,
+}
+
 /// A table that is cut off from the tree.
 struct Cut {
     /// The entry that pointed to it, before it was broken.
@@ -84,6 +95,25 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
             walk.tlb.publish();
         }
         outcomes
+    }
+}
+
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
+    /// Looks for the next table of pages that maps `from` or something behind it, at this number of entries at most.
+    #[must_use]
+    pub fn next_table(self, from: Gpa, most: u32) -> Search {
+        let mut gpa = from;
+        for _ in 0..most {
+            if gpa >= self.tree.limit() {
+                return Search::End;
+            }
+            let slot = self.descend_to(gpa, 1);
+            if let PageTableEntry::Table(_) = slot.entry {
+                return Search::Found(slot.page().start);
+            }
+            gpa = slot.page().end();
+        }
+        Search::Further(gpa)
     }
 }
 

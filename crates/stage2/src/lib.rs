@@ -63,7 +63,7 @@ mod visit;
 mod vmsa;
 mod walk;
 
-pub use collapse::Collapse;
+pub use collapse::{Collapse, Search};
 pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
 pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
 pub use fault::{Denial, Fault, Granularity};

@@ -18,6 +18,7 @@ use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::io::iommu;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
+use crate::vm::dirty::comeback;
 use crate::vm::visits::FoundLately;
 
 /// Maximum number of pCPUs in use; further ones stay asleep.
@@ -169,7 +170,7 @@ pub(crate) fn call_housekeeper() {
 }
 
 fn poll() -> bool {
-    let has_more = control::poll();
+    let has_more = control::poll() | comeback::work();
     iommu::report();
     BUSY.store(has_more, Ordering::Relaxed);
     NEXT_POLL.store(Machine::now() + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);

@@ -50,6 +50,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
         Mutant::WrittenForgotten | Mutant::TrackedNotFlushed => lent::tracked::HARVESTED,
+        Mutant::JoinedTablesKept => lent::tracked::COMES_BACK,
     }
 }
 

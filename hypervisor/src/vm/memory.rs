@@ -293,6 +293,9 @@ impl Memory {
     /// Takes the pages that a child's tables were given; nothing is mapped any more. Its last vCPU has left for good.
     #[allow(dead_code, reason = "not every architecture has children")]
     pub(crate) fn take_tables(&mut self) -> GivenPages {
+        if let Some(comeback) = self.comeback() {
+            comeback.lock().end(self);
+        }
         let tables = core::mem::replace(&mut self.tables, TablePool::of_nothing());
         self.tree.take().destroy(&tables);
         tables.into_pages()

@@ -31,11 +31,12 @@ use stage2::{Epochs, Quiescence, Walker, Walking};
 use vcpu_layout::{OwnerField, OwnerWord, Proof};
 
 use super::address_space::NoTlb;
+use super::dirty::comeback::Comeback;
 use super::memory::Memory;
 use crate::cpu;
 use crate::frames::{Exhausted, reserve};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicU64, Ordering, relax};
+use crate::sync::{AtomicU64, Mutex, Ordering, relax};
 
 /// What memory that may go away has besides.
 pub(super) struct Visits {
@@ -45,6 +46,8 @@ pub(super) struct Visits {
     has_rights: bool,
     /// Visitors record their writes.
     records_writes: Flag,
+    /// Of a child: large pages that come back after it was tracked.
+    comeback: Mutex<Comeback>,
 }
 
 /// A visit. While it lasts, the pages that it finds are not used for anything else.
@@ -59,7 +62,12 @@ pub(crate) struct Visit<'a> {
 impl Visits {
     /// None are under way.
     pub(super) fn new(has_rights: bool) -> Self {
-        Self { name: AtomicU64::new(new_name()), has_rights, records_writes: Flag::new(false) }
+        Self {
+            name: AtomicU64::new(new_name()),
+            has_rights,
+            records_writes: Flag::new(false),
+            comeback: Mutex::new(Comeback::new()),
+        }
     }
 }
 
@@ -126,6 +134,12 @@ impl Memory {
             visits.records_writes.store(is_on, Ordering::SeqCst);
         }
         self.wait_for_visitors();
+    }
+
+    /// A child's: large pages that come back.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(in crate::vm) fn comeback(&self) -> Option<&Mutex<Comeback>> {
+        self.visits.as_deref().filter(|visits| visits.has_rights).map(|visits| &visits.comeback)
     }
 
     /// Whether it is a child's: it has no frames of its own.

@@ -2,8 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Tlb, Tree,
-    Vmsa, Walker,
+    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Search, Source, Spare, Stale,
+    Tlb, Tree, Vmsa, Walker,
 };
 use addr::{Gpa, Hpa};
 use core::cell::Cell as CoreCell;
@@ -183,6 +183,25 @@ fn small_pages_that_belong_together_become_one_large_page() {
         assert_eq!((pool.left(), limbo.waiting()), (before, 0), "who starts later cannot be in it");
         assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "there is no table any more");
     }
+}
+
+#[test]
+fn tables_of_small_pages_are_found_one_after_the_other() {
+    let pool = Pool::of(16);
+    let mut guest = Guest::new(arm(0), &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 4 * MIB), Hpa(GIB), Access::ALL).expect("maps");
+    for (gpa, bytes) in [(6 * MIB + 8192, 4096), (8 * MIB, 2 * MIB - 4096), (5 * GIB, 4096)] {
+        let _ = guest.map(&pool, range(gpa, bytes), Hpa(2 * GIB + gpa), Access::ALL).expect("maps");
+    }
+    let next = |from, most| guest.walk(&pool).next_table(Gpa(from), most);
+    assert_eq!(next(0, 512), Search::Found(Gpa(6 * MIB)));
+    assert_eq!(next(6 * MIB + 12345, 512), Search::Found(Gpa(6 * MIB)), "it maps something behind that");
+    assert_eq!(next(8 * MIB, 512), Search::Found(Gpa(8 * MIB)));
+    // The rest of the first GiB, by 2 MiB, and four holes of 1 GiB.
+    assert_eq!(next(10 * MIB, 512), Search::Found(Gpa(5 * GIB)));
+    assert_eq!(next(10 * MIB, 100), Search::Further(Gpa(210 * MIB)));
+    assert_eq!(next(5 * GIB + 2 * MIB, 5000), Search::End);
+    assert_eq!(next(u64::MAX, 1), Search::End);
 }
 
 /// TLBs of which a flush lasts so long that another processor looks up all pages meanwhile.

@@ -21,6 +21,7 @@ use crate::arch::fake::program::Op;
 use crate::sync::relax;
 use crate::tests::{RANDOM_SEED, Scenario, beside_others, explore};
 use crate::vm::address_space::NoTlb;
+use crate::vm::dirty::comeback;
 
 const TRACKING: u64 = 0x5_0005;
 const CLEAR_ACCESSED: u64 = 1;
@@ -278,6 +279,125 @@ fn against_model(simulation: &Simulation, steps: u32) {
     assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
     assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
     family.turn_off();
+}
+
+/// The level of the leaf that maps a page.
+fn level_of(family: &Family<'_>, page: u64) -> Option<u32> {
+    let child = family.child();
+    let walking = child.memory.announce(crate::cpu::this().id);
+    let walk = child.memory.tree().walk(child.memory.tables(), &NoTlb, &walking);
+    walk.lookup(Gpa(page * PAGE_BYTES)).map(|leaf| leaf.level)
+}
+
+/// The script is the first pCPU: it does that one's work until this is so.
+fn until_back(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..200_000 {
+        if is_so() {
+            return;
+        }
+        comeback::work();
+        relax();
+    }
+    panic!("not in time: {what}");
+}
+
+/// Large pages are split while they are tracked, and come back afterwards.
+fn split_and_come_back(simulation: &Simulation) {
+    let family = Family::new(simulation, vec![vec![]]);
+    assert_eq!(family.deposit(128, 64), all(64));
+    assert_eq!(family.map(0, RIGHTS | LARGE, &[512, 1024, 1536]), all(3));
+    // Small pages that are one large page in the parent, and others that are not.
+    let adjacent: Vec<u64> = (2048..2560).collect();
+    let swapped: Vec<u64> = (2560..3072).map(|page| page ^ 1).collect();
+    for (first, pages) in [(2048, &adjacent), (4096, &swapped)] {
+        for (number, part) in (0..).zip(pages.chunks(256)) {
+            assert_eq!(family.map(first + number * 256, RIGHTS, part), all(256));
+        }
+    }
+    let levels = |family: &Family<'_>| [0, 512, 1024, 2048, 4096].map(|page| level_of(family, page));
+    assert_eq!(levels(&family), [Some(1), Some(1), Some(1), Some(0), Some(0)]);
+    let in_use = family.child().memory.table_bytes();
+
+    assert_eq!(family.track(true), all(0));
+    let _all = family.dirty(0, 4095, CLEAR);
+    assert!([7, 513, 1023].into_iter().all(|page| family.write_as_guest(page)));
+    assert_eq!(family.dirty(0, 2048, CLEAR), [7, 513, 1023]);
+    assert!(family.write_as_guest(8));
+    assert_eq!(levels(&family), [Some(0), Some(0), Some(1), Some(0), Some(0)]);
+    assert_eq!(family.child().memory.table_bytes(), in_use + 2 * PAGE_BYTES);
+
+    assert_eq!(family.track(false), all(0));
+    until_back("large pages are back", || levels(&family)[..4] == [Some(1); 4]);
+    assert_eq!(levels(&family)[4], Some(0), "these are no large page");
+    until_back("their tables are free", || family.child().memory.table_bytes() == in_use - PAGE_BYTES);
+    assert!(family.write_as_guest(1024), "it was write-protected");
+    assert!((0..4608).step_by(5).all(|page| family.is_mapped_as_described(page)));
+    let (_, collapses) = family.child().memory.dirty_state().counts();
+    assert_eq!(collapses, 3);
+
+    // Again, and the child ends in the middle of it.
+    assert_eq!(family.track(true), all(0));
+    let _all = family.dirty(0, 4095, CLEAR);
+    assert!([0, 512, 1024, 2048].into_iter().all(|page| family.write_as_guest(page)));
+    assert_eq!(family.dirty(0, 4095, 0), [0, 512, 1024, 2048]);
+    assert_eq!(family.track(false), all(0));
+    until_back("one is back", || family.child().memory.dirty_state().counts().1 > collapses);
+    assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
+    assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
+    family.turn_off();
+}
+
+#[test]
+fn large_pages_of_a_child_come_back_after_it_was_tracked() {
+    let _no_mistakes = beside_others();
+    run(1, split_and_come_back);
+}
+
+/// The pages that a vCPU writes to become one large page while it does, and the child ends.
+pub(in crate::tests) const COMES_BACK: Scenario = Scenario {
+    name: "a parent follows a child's writes for a while, and the child ends",
+    cpus: 2,
+    count: 200,
+    steps: 4 * STEPS,
+    script: |simulation| {
+        let writes = |number: u64| {
+            let step = |value: u64| {
+                let at = (number * 512 + 100 * (value % 3)) * PAGE_BYTES + 0x400;
+                [Op::Write(at, value), Op::Expect(at, value), Op::Yield]
+            };
+            let end = [Op::Write(FIXED * PAGE_BYTES + DONE + 8 * number, 1), Op::Stop];
+            (1..=30).flat_map(step).chain(end).collect::<Vec<_>>()
+        };
+        let family = Family::new(simulation, vec![writes(0), writes(1)]);
+        assert_eq!(family.map(0, RIGHTS | LARGE, &[512, 1024]), all(2));
+        assert_eq!(family.track(true), all(0));
+        let _all = family.dirty(0, 1024, CLEAR);
+        family.start();
+        simulation.wait_until("one has written", || {
+            family.serve();
+            family.word(612, 0x400) != 0 || family.word(1124, 0x400) != 0
+        });
+        let written = family.dirty(0, 1024, CLEAR);
+        assert!(written.contains(&100) || written.contains(&612), "{written:?}");
+        assert_eq!(family.track(false), all(0));
+        let child = family.child();
+        until_back("one is back", || {
+            family.serve();
+            child.memory.dirty_state().counts().1 != 0
+        });
+        let is_done = |number: u64| family.word(512, DONE + 8 * number) != 0;
+        simulation.wait_until("both vCPUs have ended", || {
+            family.serve();
+            is_done(0) && is_done(1)
+        });
+        drop(child);
+        family.end();
+    },
+};
+
+#[test]
+fn child_writes_and_ends_while_its_large_pages_come_back() {
+    explore(COMES_BACK);
 }
 
 #[test]

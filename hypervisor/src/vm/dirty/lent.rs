@@ -13,15 +13,21 @@ use crate::vm::memory::Memory;
 impl Memory {
     /// From now on, writes to a child's memory are recorded. On return the hypervisor's own are as well.
     pub(crate) fn begin_tracking(&self) {
+        // No pages are being joined then, and none will be.
+        let shape = self.shape();
         self.dirty.on_fault.set(Granularity::Recorded);
+        drop(shape);
         self.set_recording(true);
     }
 
     /// Writes to a child's memory are not recorded any more. A page that is write-protected becomes writable at its
-    /// next write.
+    /// next write. Large pages that were split come back, little by little.
     pub(crate) fn end_tracking(&self) {
         self.dirty.on_fault.set(Granularity::Whole);
         self.set_recording(false);
+        if let Some(comeback) = self.comeback() {
+            comeback.lock().begin();
+        }
     }
 
     /// Whether writes to a child's memory are recorded.
