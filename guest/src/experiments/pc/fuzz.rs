@@ -115,8 +115,8 @@ fn moves_the_ground(msr: u32, judged: bool) -> bool {
     match msr {
         // TSC, APIC_BASE, TSC_ADJUST, KVM's old clock (writes to memory), DEBUGCTL, MTRRs and PAT.
         0x10 | 0x1b | 0x3b | 0x11 | 0x12 | 0x1d9 | 0x200..=0x2ff => true,
-        // Interrupt command and self-IPI.
-        0x830 | 0x83f => true,
+        // Interrupt command, self-IPI, and the interrupt command of Hyper-V's interface.
+        0x830 | 0x83f | 0x4000_0071 => true,
         // Hyper-V's introduction and the pages that it writes to: hypercalls, reference TSC, VP assist.
         0x4000_0000 | 0x4000_0001 | 0x4000_0021 | 0x4000_0073 => true,
         // EFER; FS, GS and KERNEL_GS base; TSC_AUX is read as the CPU's index by `mixed`, and is put back.
