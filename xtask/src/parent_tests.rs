@@ -410,6 +410,9 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
     let mut outcomes = Vec::new();
     for test in TESTS.iter().filter(|test| is_wanted(test)) {
         eprintln!("xtask: {}: {}", test.name, test.what);
+        if test.is_long() {
+            tell_if_busy();
+        }
         let outcome =
             if test.name == SYSTEM { system_tests(places, test) } else { run(places, &folder, test, quick, minutes)? };
         match &outcome.failed {
@@ -429,6 +432,17 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
     }
     let all_passed = outcomes.iter().all(|outcome| outcome.failed.is_none());
     Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Mixed load needs the machine for itself: Linux in a guest that has waited 21 s for a CPU says so in its log, and the
+/// test has failed.
+fn tell_if_busy() {
+    const MINE: f64 = 1.0;
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load = load.and_then(|load| load.split(' ').next()?.parse::<f64>().ok());
+    if let Some(load) = load.filter(|load| *load > MINE) {
+        eprintln!("xtask: this machine is busy (load average {load}); if other work goes on, this is going to fail");
+    }
 }
 
 fn system_tests(places: &Places, test: &'static Test) -> Outcome {
