@@ -7,6 +7,7 @@ use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use hyperv_defs::Register;
 use hyperv_defs::page::LocalApicState;
 use hyperv_defs::property::{ProcessorFeatures, Property};
 
@@ -27,9 +28,6 @@ mod code {
     pub(super) const SET_REGISTERS: u16 = 0x51;
 }
 
-const INITIAL_APIC_ID: u32 = 0x8000c;
-const APIC_BASE: u32 = 0x80003;
-const REFERENCE_TSC: u32 = 0x90017;
 const X2APIC: u128 = 1 << 10;
 
 /// A part of a processor's state that is not a register.
@@ -79,7 +77,8 @@ impl Guest {
         let mut order = Vec::new();
         for index in 0..self.count() {
             // By any of the descriptors: the call names the processor.
-            let [id, base]: [u128; 2] = self.registers(index, &[INITIAL_APIC_ID, APIC_BASE])?[..].try_into()?;
+            let [id, base]: [u128; 2] =
+                self.registers(index, &[Register::InitialApicId, Register::ApicBase])?[..].try_into()?;
             let shown = if base & X2APIC == 0 { id << 24 & 0xffff_ffff } else { id };
             let found = ids.iter().position(|id| u128::from(*id) == shown);
             order.push(found.with_context(|| format!("no vCPU has the local APIC of vCPU {index}"))?);
@@ -100,18 +99,18 @@ impl Guest {
     }
 
     /// Registers of a processor.
-    pub(crate) fn registers(&self, index: usize, names: &[u32]) -> Result<Vec<u128>> {
+    pub(crate) fn registers(&self, index: usize, names: &[Register]) -> Result<Vec<u128>> {
         let mut input = header(index)?;
-        input.extend(names.iter().flat_map(|name| name.to_le_bytes()));
+        input.extend(names.iter().flat_map(|name| name.number().to_le_bytes()));
         let output = hypercall(self.vp(index)?, code::GET_REGISTERS, names.len(), &input, names.len() * 16)?;
         Ok(output.chunks_exact(16).map(|value| u128::from_le_bytes(value.try_into().unwrap_or_default())).collect())
     }
 
     /// Sets them.
-    pub(crate) fn set_registers(&self, index: usize, registers: &[(u32, u128)]) -> Result<()> {
+    pub(crate) fn set_registers(&self, index: usize, registers: &[(Register, u128)]) -> Result<()> {
         let mut input = header(index)?;
         for (name, value) in registers {
-            input.extend([name.to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat());
+            input.extend([name.number().to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat());
             input.extend(value.to_le_bytes());
         }
         hypercall(self.vp(index)?, code::SET_REGISTERS, registers.len(), &input, 0).map(|_| ())
@@ -145,7 +144,7 @@ impl Guest {
 
     /// Number of the page of the reference clock, which the hypervisor writes; of no page if it is off.
     pub(crate) fn clock_page(&self) -> Result<u64> {
-        let [clock]: [u128; 1] = self.registers(0, &[REFERENCE_TSC])?[..].try_into()?;
+        let [clock]: [u128; 1] = self.registers(0, &[Register::ReferenceTsc])?[..].try_into()?;
         Ok(if clock & 1 == 0 { u64::MAX } else { u64::try_from(clock >> 12)? })
     }
 

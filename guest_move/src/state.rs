@@ -10,27 +10,47 @@
 
 use anyhow::{Context as _, Result, ensure};
 use crc::{CRC_32_ISCSI, Crc};
+use hyperv_defs::Register;
 use hyperv_defs::property::{ProcessorFeatures, Property};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::{Guest, Part};
 
 /// Registers that QEMU does not carry, in the order in which they are set.
-const REGISTERS: [(&str, &[u32]); 6] = [
-    // SCONTROL, SIEFP, SIMP and SINTs.
+const REGISTERS: [(&str, &[Register]); 6] = [
     (
         "synthetic interrupt controller",
         &[
-            0xa0010, 0xa0012, 0xa0013, 0xa0000, 0xa0001, 0xa0002, 0xa0003, 0xa0004, 0xa0005, 0xa0006, 0xa0007, 0xa0008,
-            0xa0009, 0xa000a, 0xa000b, 0xa000c, 0xa000d, 0xa000e, 0xa000f,
+            Register::Scontrol,
+            Register::Siefp,
+            Register::Simp,
+            Register::Sint(0),
+            Register::Sint(1),
+            Register::Sint(2),
+            Register::Sint(3),
+            Register::Sint(4),
+            Register::Sint(5),
+            Register::Sint(6),
+            Register::Sint(7),
+            Register::Sint(8),
+            Register::Sint(9),
+            Register::Sint(10),
+            Register::Sint(11),
+            Register::Sint(12),
+            Register::Sint(13),
+            Register::Sint(14),
+            Register::Sint(15),
         ],
     ),
-    ("page of the interface", &[0x90013]),
-    ("debug registers", &[0x50000, 0x50001, 0x50002, 0x50003, 0x50004, 0x50005]),
-    ("deadline", &[0x80095]),
-    ("pending exception", &[0x10004]),
+    ("page of the interface", &[Register::VpAssistPage]),
+    (
+        "debug registers",
+        &[Register::Dr(0), Register::Dr(1), Register::Dr(2), Register::Dr(3), Register::Dr6, Register::Dr7],
+    ),
+    ("deadline", &[Register::TscDeadline]),
+    ("pending exception", &[Register::PendingEvent0]),
     // Whether it waits for its start, or for an interrupt.
-    ("activity", &[0x00004]),
+    ("activity", &[Register::InternalActivityState]),
 ];
 
 /// Of a guest.
@@ -57,14 +77,14 @@ const MAGIC: [u8; 8] = *b"DunVPs\0\x01";
 /// Sum of a state, and of a page.
 pub(crate) const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-fn names() -> impl Iterator<Item = u32> {
+fn names() -> impl Iterator<Item = Register> {
     REGISTERS.iter().flat_map(|(_, names)| names.iter().copied())
 }
 
 impl State {
     /// Reads that of a guest that is stopped.
     pub(crate) fn save(guest: &Guest) -> Result<Self> {
-        let names: Vec<u32> = names().collect();
+        let names: Vec<_> = names().collect();
         let vps = (0..guest.count()).map(|index| {
             let one = || -> Result<VpState> {
                 let timers = guest.part(index, Part::SyntheticTimers)?;
@@ -188,7 +208,7 @@ mod tests {
 
     #[test]
     fn no_register_is_set_twice() {
-        let mut all: Vec<u32> = names().collect();
+        let mut all: Vec<_> = names().collect();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), names().count());
