@@ -50,23 +50,15 @@ fn linux_finds_the_machine_with_its_buses_clocks_and_tables_and_turns_it_off() {
 }
 
 #[test]
-fn access_to_pcis_configuration_needs_no_exit_in_memory_and_one_by_ports() {
-    const PASSES: u64 = 50;
-    // Each pass reads 64 registers. All ports but those of the serial lines and of PCI's address are the machine's.
-    let exits = |keys: &str| {
-        let script = format!(
-            "for pass in $(seq {PASSES}); do cat /sys/bus/pci/devices/0000:00:1f.0/config >/dev/null; done; \
-             ls /sys/bus/pci/devices"
-        );
-        let run = dunlin_run_vms(120, &format!("{}{keys}", owner()), &["--json", "--exec", &script]);
-        let vm = run.expect_status(0).json()["vms"][0].clone();
-        assert!(vm["output"].as_str().is_some_and(|said| said.contains("0000:00:1f.2")), "{vm}");
-        let [end, hello] = ["counters", "counters_at_hello"].map(|when| vm[when]["exits"]["io_exits"].as_u64());
-        end.zip(hello).map(|(end, hello)| end - hello).expect("are counted")
-    };
-    let (by_memory, by_ports) = (exits(""), exits("cmdline = \"console=ttyS0 quiet pci=nommconf\"\n"));
-    let difference = by_ports.saturating_sub(by_memory);
-    assert!((PASSES * 64..PASSES * 64 + 500).contains(&difference), "{by_memory} by memory, {by_ports} by ports");
+fn access_to_pcis_configuration_exits_once() {
+    // Each pass reads 64 registers: an address, which exits, and a window, which does not.
+    let script = "for pass in $(seq 50); do cat /sys/bus/pci/devices/0000:00:1f.0/config >/dev/null; done";
+    let result = dunlin_run_vms(120, &owner(), &["--json", "--exec", script]).expect_status(0).json();
+    let vm = &result["vms"][0];
+    let [end, hello] = ["counters", "counters_at_hello"].map(|when| vm[when]["exits"]["io_exits"].as_u64());
+    let exits = end.zip(hello).map(|(end, hello)| end - hello).expect("are counted");
+    // The rest is the serial lines'.
+    assert!((3200..5000).contains(&exits), "{exits} exits for 3200 registers");
 }
 
 #[test]

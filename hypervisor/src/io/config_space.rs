@@ -3,10 +3,6 @@
 //!
 //! Functions that the hypervisor uses itself are hidden: they read as empty slots. Each function has a page of its own
 //! in the memory window (ECAM), so there [`Reach`](super::reach::Reach) hides them.
-//!
-//! An access in memory needs no exit, and one by ports does. So the mechanism can say that it is not there: its own
-//! registers read as ones. A kernel that looks for it then uses the memory (in Linux `pci_check_type1` looks, and
-//! `pci_check_type2` for the forerunner). Whoever does not look has the mechanism.
 
 use alloc::vec::Vec;
 
@@ -17,7 +13,6 @@ use abi::payload::PciFunction;
 pub struct ConfigPorts {
     address: u32,
     hidden: Vec<PciFunction>,
-    denies_itself: bool,
 }
 
 /// The meaning of an access to one of the eight ports.
@@ -27,7 +22,7 @@ pub enum Meaning {
     Address(u32),
     /// The window, while the machine's address register has this value.
     Window(u32),
-    /// Nothing: a hidden function, or no register. A read gives ones.
+    /// Nothing: a hidden function, or no register.
     Nothing,
     /// Not of this mechanism: a port of its own.
     Other,
@@ -37,8 +32,6 @@ pub enum Meaning {
 pub const ADDRESS_PORT: u16 = 0xcf8;
 /// The first port of the window.
 pub const WINDOW_PORT: u16 = 0xcfc;
-/// A port of its own between the two: the reset register of chipsets.
-const RESET_PORT: u16 = 0xcf9;
 /// The last of the eight.
 pub const LAST_PORT: u16 = WINDOW_PORT + 3;
 
@@ -52,18 +45,15 @@ const fn addressed(address: u32) -> PciFunction {
 }
 
 impl ConfigPorts {
-    /// The mechanism with these functions hidden. With `denies_itself` it says that it is not there.
+    /// The mechanism with these functions hidden.
     #[must_use]
-    pub const fn new(hidden: Vec<PciFunction>, denies_itself: bool) -> Self {
-        Self { address: 0, hidden, denies_itself }
+    pub const fn new(hidden: Vec<PciFunction>) -> Self {
+        Self { address: 0, hidden }
     }
 
     /// An access of `bytes` at `port`, one of the eight; `written` if it is a write.
     pub fn access(&mut self, port: u16, bytes: u8, written: Option<u32>) -> Meaning {
         match port {
-            ADDRESS_PORT..WINDOW_PORT if self.denies_itself && written.is_none() && port != RESET_PORT => {
-                Meaning::Nothing
-            }
             // The address register takes accesses of 32 bits only.
             ADDRESS_PORT if bytes == 4 => {
                 self.address = written.unwrap_or(self.address);
@@ -87,7 +77,7 @@ mod tests {
 
     #[test]
     fn hidden_functions_are_empty_slots_and_others_are_the_machines() {
-        let mut ports = ConfigPorts::new(vec![HIDDEN], false);
+        let mut ports = ConfigPorts::new(vec![HIDDEN]);
         let address = |bus: u32, device: u32, function: u32| 1 << 31 | bus << 16 | device << 11 | function << 8;
         for (address, is_hidden) in
             [(address(2, 4, 1), true), (address(2, 4, 0), false), (address(0, 4, 1), false), (address(2, 5, 1), false)]
@@ -103,7 +93,7 @@ mod tests {
 
     #[test]
     fn closed_window_is_empty_and_narrow_accesses_of_the_address_go_elsewhere() {
-        let mut ports = ConfigPorts::new(Vec::new(), false);
+        let mut ports = ConfigPorts::new(Vec::new());
         assert_eq!(ports.access(0xcfc, 4, None), Meaning::Nothing);
         assert_eq!(ports.access(0xcf8, 4, Some(0x7fff_fffc)), Meaning::Address(0x7fff_fffc));
         assert_eq!(ports.access(0xcfe, 2, Some(0xffff)), Meaning::Nothing);
@@ -112,21 +102,5 @@ mod tests {
             assert_eq!(ports.access(port, bytes, Some(6)), Meaning::Other);
         }
         assert_eq!(ports.access(0xcf8, 4, None), Meaning::Address(0x7fff_fffc));
-    }
-
-    #[test]
-    fn mechanism_that_denies_itself_shows_ones_to_those_who_look_and_works() {
-        let mut ports = ConfigPorts::new(vec![HIDDEN], true);
-        // As Linux looks for mechanism #1, then for its forerunner.
-        assert_eq!(ports.access(0xcfb, 1, Some(1)), Meaning::Other);
-        assert_eq!(ports.access(0xcf8, 4, None), Meaning::Nothing);
-        assert_eq!(ports.access(0xcf8, 4, Some(1 << 31)), Meaning::Address(1 << 31));
-        for (port, bytes) in [(0xcf8, 4), (0xcf8, 2), (0xcf8, 1), (0xcfa, 1), (0xcfb, 1)] {
-            assert_eq!(ports.access(port, bytes, None), Meaning::Nothing);
-        }
-        assert_eq!(ports.access(0xcfc, 4, None), Meaning::Window(1 << 31));
-        assert_eq!(ports.access(0xcf8, 4, Some(1 << 31 | 2 << 16 | 4 << 11 | 1 << 8)), Meaning::Address(0x8002_2100));
-        assert_eq!(ports.access(0xcfc, 4, None), Meaning::Nothing, "hidden");
-        assert_eq!(ports.access(0xcf9, 1, None), Meaning::Other);
     }
 }

@@ -5,7 +5,7 @@
 //! | an address that is no RAM | the machine's, mapped at the first access |
 //! | a port | the machine's, without an exit, but for those below |
 //! | COM1, COM2 | the VM's consoles |
-//! | PCI's configuration | the machine's, without the functions that the hypervisor uses. The window in memory needs no exit; the ports exit for each address, and say that they are not there |
+//! | PCI's configuration | the machine's, without the functions that the hypervisor uses |
 //! | the I/O APIC | [`Pins`], which programs the machine's |
 //! | ACPI's control of power, reset | the end of the VM, and then of the machine's run |
 //! | its local APIC, timer, CPUID, MSRs | those of any VM |
@@ -32,7 +32,6 @@ use super::vcpu::stop;
 use super::{delivery, functions};
 use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, keyboard, low_memory, paging, port, virtio};
 use crate::boot::handover::Framebuffer;
-use crate::boot::mcfg::BUS_BYTES;
 use crate::cpu::{self, CpuId, PerCpu};
 use crate::device::interrupt::Target;
 use crate::device::uart;
@@ -58,9 +57,6 @@ pub(in crate::arch::x86_64) struct MachineOfVm {
 
 /// The pin of the port of a parent's programs: of the ISA bus, because the others may be PCI's. No usual device has it.
 pub(super) const TOOL_PORT_PIN: u32 = 5;
-
-/// Linux' option not to use the windows into PCI's configuration in memory.
-const NO_WINDOW: &str = "nommconf";
 
 /// Whether some VM was given the devices. They are given once: what their state is after a VM, only a reset clears.
 static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -240,12 +236,6 @@ fn firmwares_map(regions: &[GpaRange]) -> Vec<MapEntry> {
         others.remove(&port);
     }
     map.extend(others.iter().filter_map(|range| entry(range.start.0, range.end().0, MapKind::Reserved)));
-    // Linux uses a window in memory early only if the map has it.
-    let windows = acpi::machine().map_or(&[][..], |machine| &machine.ecam).iter();
-    map.extend(windows.filter_map(|window| {
-        let at = |bus: u64| window.base.0.checked_add(bus * BUS_BYTES);
-        entry(at(window.first_bus.into())?, at(u64::from(window.last_bus) + 1)?, MapKind::Reserved)
-    }));
     let used = virtio::used().map_or(&[][..], |used| &used.registers);
     map.extend(used.iter().filter_map(|range| entry(range.start.0, range.end().0, MapKind::Reserved)));
     map
@@ -253,7 +243,7 @@ fn firmwares_map(regions: &[GpaRange]) -> Vec<MapEntry> {
 
 impl MachineOfVm {
     /// With everything within reach that is not the hypervisor's or another VM's.
-    pub(super) fn new(config: &VmConfig) -> Self {
+    pub(super) fn new() -> Self {
         let page = |gpa: Gpa| HpaRange::new(Hpa(gpa.0), PAGE_BYTES);
         let ram: Vec<HpaRange> =
             boot::handover().map(|handover| handover.memory.ram().iter().copied().collect()).unwrap_or_default();
@@ -266,9 +256,7 @@ impl MachineOfVm {
                 .clone()
                 .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
         });
-        let has_window = acpi::machine().is_some_and(|machine| machine.ecam.iter().any(|window| window.first_bus == 0));
-        let hidden = used.map(|used| used.function).into_iter().collect();
-        let mut config_ports = ConfigPorts::new(hidden, has_window && !config.cmdline.contains(NO_WINDOW));
+        let mut config_ports = ConfigPorts::new(used.map(|used| used.function).into_iter().collect());
         // Firmware, or the hypervisor, has left it at any function.
         open_window(&mut config_ports);
         let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
@@ -343,8 +331,7 @@ impl MachineOfVm {
         match at {
             ADDRESS_PORT..WINDOW_PORT => match self.config_ports.lock().access(at, bytes, None) {
                 Meaning::Address(address) => address,
-                Meaning::Nothing => u32::MAX >> (32 - 8 * u32::from(bytes.clamp(1, 4))),
-                Meaning::Window(_) | Meaning::Other => read(at, bytes),
+                _ => read(at, bytes),
             },
             _ => read(at, bytes),
         }

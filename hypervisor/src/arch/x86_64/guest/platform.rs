@@ -70,7 +70,7 @@ impl Platform {
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
             tool_port: (config.role == Role::Parent).then(|| Box::new(ToolPort::new())),
-            own_machine: (config.devices == payload::Devices::All).then(|| Box::new(MachineOfVm::new(config))),
+            own_machine: (config.devices == payload::Devices::All).then(|| Box::new(MachineOfVm::new())),
         }
     }
 }
