@@ -62,6 +62,15 @@ fn access_to_pcis_configuration_exits_once() {
 }
 
 #[test]
+fn cpus_keep_their_interrupts_while_registers_of_a_device_are_sized() {
+    // Each round changes the machine's memory map, several times.
+    let script = "for round in $(seq 300); do echo 1 >/sys/bus/pci/devices/0000:00:1f.2/remove; \
+                  echo 1 >/sys/bus/pci/rescan; done; ls /sys/bus/pci/devices";
+    let said = run(&owner(), script).expect_status(0).stdout;
+    assert!(said.contains("0000:00:1f.2"), "{said}");
+}
+
+#[test]
 fn memory_below_4_gib_comes_first_and_the_rest_is_above() {
     // QEMU has 2 GiB below. The kernel must be there, and so must what old devices use.
     let toml = format!("memory = \"6G\"\n\n{}", owner().replace("400M", "3G"));

@@ -18,7 +18,7 @@ use vcpu_layout::Proof;
 use x86_64::registers::model_specific::Msr;
 
 use super::irq::{KICK, SPURIOUS, TIMER};
-use super::quirks::TICKS_PER_SECOND;
+use super::quirks::{self, TICKS_PER_SECOND};
 use super::{paging, port, power, tsc};
 use crate::cpu::{self, CpuId};
 use crate::layout::OwnPages;
@@ -84,6 +84,8 @@ const DIVIDE_BY_1: u32 = 0b1011;
 const SHORTEST: u32 = 500;
 /// The initial count, relative to the EOI register.
 pub(super) const TIMER_INITIAL_FROM_EOI: u32 = TIMER_INITIAL - EOI;
+/// Distance of the last word of the in-service register from there.
+pub(super) const LAST_IN_SERVICE_FROM_EOI: u32 = in_service(0xff) - EOI;
 /// The initial count as an MSR.
 pub(super) const MSR_TIMER_INITIAL: u32 = MSR_BASE + (TIMER_INITIAL >> 4);
 
@@ -174,9 +176,18 @@ pub(crate) fn arm_timer(deadline: u64) {
     }
 }
 
-/// Ends the interrupt of highest priority that this pCPU has taken.
-pub(super) fn end_of_interrupt() {
+/// Ends the interrupt of highest priority that this pCPU has taken, of this vector. Interrupts are masked.
+pub(super) fn end_of_interrupt(vector: u8) {
     write(EOI, 0);
+    while quirks::loses_writes_to_registers() && is_in_service(vector) {
+        write(EOI, 0);
+    }
+}
+
+/// Whether an interrupt was taken and not ended.
+#[inline(never)]
+fn is_in_service(vector: u8) -> bool {
+    read(in_service(vector)) >> (vector & 31) & 1 != 0
 }
 
 /// Kind of the timer, for the log.

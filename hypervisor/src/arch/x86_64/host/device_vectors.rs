@@ -78,8 +78,8 @@ fn forward_all() {
             left &= !(1 << bit);
             if let Ok(vector) = u8::try_from(first + bit) {
                 own_machine::interrupt(cpu, vector);
+                apic::end_of_interrupt(vector);
             }
-            apic::end_of_interrupt();
         }
     }
 }

@@ -26,7 +26,7 @@ use x86_64::registers::control::Cr2;
 use x86_64::structures::idt::{Entry, HandlerFunc, InterruptDescriptorTable};
 
 use super::percpu::{ArchPerCpu, IST_DOUBLE_FAULT, IST_MACHINE_CHECK, IST_NMI};
-use super::{apic, device_vectors, machine_check, paging, power};
+use super::{apic, device_vectors, machine_check, paging, power, quirks};
 use crate::cpu::{PerCpu, Taken};
 use crate::panic;
 
@@ -149,7 +149,11 @@ fn table() -> InterruptDescriptorTable {
         unsafe { place.write(entry) };
     }
 
-    let [kick, timer, ticking_timer, device] = if apic::has_x2apic() { msr::HANDLERS } else { mmio::HANDLERS };
+    let [kick, timer, ticking_timer, device] = match (apic::has_x2apic(), quirks::loses_writes_to_registers()) {
+        (true, _) => msr::HANDLERS,
+        (false, false) => mmio::HANDLERS,
+        (false, true) => mmio::HANDLERS_THAT_LOOK,
+    };
     let timer = if apic::has_deadline_timer() { timer } else { ticking_timer };
     let interrupts = [(KICK, kick), (TIMER, timer), (SPURIOUS, told_apart(SPURIOUS))];
     let others = (DEVICE..SPURIOUS).map(|vector| (vector, device));
@@ -212,25 +216,51 @@ const TICK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_TICK;
 /// Entry of an interrupt. Must not be called: it ends with `iretq`.
 type Handler = extern "C" fn();
 
-/// Handlers for a local APIC whose registers are memory (xAPIC): five instructions and the return.
+/// Handlers for a local APIC whose registers are memory (xAPIC): five instructions and the return. Those that look see
+/// whether the end of the interrupt has reached the local APIC ([`quirks::loses_writes_to_registers`]).
 mod mmio {
     use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, exception, machine_check, naked_asm, offset_of, spurious};
 
-    pub(super) const HANDLERS: [Handler; 4] = [kick, timer, ticking_timer, device];
+    pub(super) const HANDLERS: [Handler; 4] = handlers::<false>();
+    pub(super) const HANDLERS_THAT_LOOK: [Handler; 4] = handlers::<true>();
+
+    const fn handlers<const LOOKS: bool>() -> [Handler; 4] {
+        [kick::<LOOKS>, timer::<LOOKS>, ticking_timer::<LOOKS>, device::<LOOKS>]
+    }
+
+    /// Vectors above those of devices of a VM, of the last word of the in-service register. Their handlers do not
+    /// interrupt one another, so at most one is in service.
+    const LAST_VECTORS: u32 = 0xffff_0000;
+
+    /// Ends the interrupt. RAX is the address of the EOI register. The jump is for QEMU: its translated code ends there,
+    /// and what comes next sees the machine's memory as it is.
+    macro_rules! end {
+        () => {
+            concat!(
+                "2:\n mov dword ptr [rax], 0\n",
+                ".if {looks}\n",
+                " jmp 3f\n 3:\n test dword ptr [rax + {in_service}], {last_vectors}\n jnz 2b\n",
+                ".endif",
+            )
+        };
+    }
 
     macro_rules! handler {
         ($name:ident) => {
             #[unsafe(naked)]
-            extern "C" fn $name() {
+            extern "C" fn $name<const LOOKS: bool>() {
                 naked_asm!(
                     "inc qword ptr gs:[{counter}]",
                     "push rax",
                     "movabs rax, {eoi}",
-                    "mov dword ptr [rax], 0",
+                    end!(),
                     "pop rax",
                     "iretq",
                     counter = const counter!($name),
                     eoi = const apic::MMIO_EOI,
+                    looks = const LOOKS as u8,
+                    in_service = const apic::LAST_IN_SERVICE_FROM_EOI,
+                    last_vectors = const LAST_VECTORS,
                 )
             }
         };
@@ -251,7 +281,7 @@ mod mmio {
             original!(),
             in_service = const apic::mmio_in_service(VECTOR),
             vector = const VECTOR,
-            device = sym device,
+            device = sym device::<true>,
             machine_check = sym machine_check::entry,
             spurious = sym spurious,
             exception = sym exception::<VECTOR>,
@@ -260,24 +290,27 @@ mod mmio {
 
     /// A timer that is off once it has fired.
     #[unsafe(naked)]
-    extern "C" fn timer() {
+    extern "C" fn timer<const LOOKS: bool>() {
         naked_asm!(
             "mov qword ptr gs:[{armed}], -1",
             "inc qword ptr gs:[{counter}]",
             "push rax",
             "movabs rax, {eoi}",
-            "mov dword ptr [rax], 0",
+            end!(),
             "pop rax",
             "iretq",
             armed = const ARMED,
             counter = const counter!(timer),
             eoi = const apic::MMIO_EOI,
+            looks = const LOOKS as u8,
+            in_service = const apic::LAST_IN_SERVICE_FROM_EOI,
+            last_vectors = const LAST_VECTORS,
         )
     }
 
     /// A timer that falls back to its tick.
     #[unsafe(naked)]
-    extern "C" fn ticking_timer() {
+    extern "C" fn ticking_timer<const LOOKS: bool>() {
         naked_asm!(
             "mov qword ptr gs:[{armed}], -1",
             "inc qword ptr gs:[{counter}]",
@@ -286,7 +319,7 @@ mod mmio {
             "mov ecx, gs:[{tick}]",
             "movabs rax, {eoi}",
             "mov [rax + {initial}], ecx",
-            "mov dword ptr [rax], 0",
+            end!(),
             "pop rcx",
             "pop rax",
             "iretq",
@@ -295,6 +328,9 @@ mod mmio {
             tick = const TICK,
             initial = const apic::TIMER_INITIAL_FROM_EOI,
             eoi = const apic::MMIO_EOI,
+            looks = const LOOKS as u8,
+            in_service = const apic::LAST_IN_SERVICE_FROM_EOI,
+            last_vectors = const LAST_VECTORS,
         )
     }
 }

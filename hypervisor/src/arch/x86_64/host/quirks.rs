@@ -35,6 +35,19 @@ pub(crate) fn spares_first_cpu() -> bool {
     is_emulated()
 }
 
+/// Whether a write to the local APIC's registers in memory may be lost.
+///
+/// - Seen in: 7.2.
+/// - Symptom: while the machine's memory map changes, as it does when a PCI device's registers are sized, TCG looks up
+///   the accesses of other CPUs by their old numbers in the new map, until those CPUs come to the end of their
+///   translated code. So an EOI went elsewhere. The CPU took no interrupt any more: two boots of 35 of a VM with the
+///   machine's devices, three at a time on two processors.
+/// - Decision: whoever ends an interrupt looks in further code whether it has ended, and repeats the end if not.
+/// - Goes: with the support of versions whose TCG has no x2APIC.
+pub(crate) fn loses_writes_to_registers() -> bool {
+    is_emulated()
+}
+
 /// Whether a CPU may execute an instruction again and again that another CPU has overwritten.
 ///
 /// - Seen in: versions before 8.1.
