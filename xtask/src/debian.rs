@@ -5,7 +5,7 @@
 //! files are extracted below `target/`. Nothing is installed, and nothing of it (most is GPL) is ever part of this
 //! repository.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -109,7 +109,7 @@ pub(crate) fn grub(places: &Places) -> Result<()> {
     let apt = Apt::of(places, Arch::Aarch64, Suite::Machines)?;
     apt.with_fresh_lists(|| {
         let scratch = Scratch::new(places, PACKAGE)?;
-        let files = scratch.0.join("files");
+        let files = scratch.directory.join("files");
         let archive = scratch.download(&apt, PACKAGE)?;
         run(Command::new("dpkg-deb").arg("--extract").arg(archive).arg(&files))?;
         // Last, so that an interrupted run leaves nothing that looks complete.
@@ -238,7 +238,7 @@ impl Apt {
 /// removed at the end.
 pub(crate) fn unpack_from(suites: &[&str], packages: &[&str], scratch: &Path, root: &Path) -> Result<()> {
     let scratch = Scratch::at(scratch.to_path_buf())?;
-    let apt = Apt::apart(&scratch.0, Arch::X86_64, Some(sources(suites)?))?;
+    let apt = Apt::apart(&scratch.directory, Arch::X86_64, Some(sources(suites)?))?;
     apt.update()?;
     let mut download = apt.command("apt-get");
     download.args(["--quiet=2", "--yes", "--no-install-recommends", "--download-only", "install"]);
@@ -251,7 +251,7 @@ pub(crate) fn unpack_from(suites: &[&str], packages: &[&str], scratch: &Path, ro
     }
     run(download.args(packages))?;
 
-    for entry in fs::read_dir(scratch.0.join("cache/archives"))? {
+    for entry in fs::read_dir(scratch.directory.join("cache/archives"))? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "deb") {
             run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(root))?;
@@ -322,8 +322,11 @@ fn packages_in(depends: &str) -> Vec<&str> {
     depends.lines().filter(|line| !line.starts_with([' ', '|', '<']) && !line.is_empty()).collect()
 }
 
-/// A directory for one package, empty at first and gone in the end.
-struct Scratch(PathBuf);
+/// A directory for one package, empty at first and gone in the end. Whoever else wants it waits until then.
+struct Scratch {
+    directory: PathBuf,
+    _lock: File,
+}
 
 impl Scratch {
     fn new(places: &Places, package: &str) -> Result<Self> {
@@ -331,27 +334,33 @@ impl Scratch {
     }
 
     fn at(directory: PathBuf) -> Result<Self> {
+        let lock_file = directory.with_added_extension("lock");
+        if let Some(parent) = directory.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let lock = File::create(&lock_file).with_context(|| format!("cannot write {}", lock_file.display()))?;
+        lock.lock().with_context(|| format!("cannot lock {}", lock_file.display()))?;
         let _ = fs::remove_dir_all(&directory);
-        fs::create_dir_all(&directory)?;
-        Ok(Self(directory))
+        fs::create_dir(&directory)?;
+        Ok(Self { directory, _lock: lock })
     }
 
     /// Downloads `package` and returns its path.
     fn download(&self, apt: &Apt, package: &str) -> Result<PathBuf> {
         let mut download = apt.command("apt-get");
-        download.current_dir(&self.0).args(["--quiet=2", "download"]);
+        download.current_dir(&self.directory).args(["--quiet=2", "download"]);
         if is_root()? {
             // As root, apt would give the download to its own user, which may not write here.
             download.args(["-o", "APT::Sandbox::User=root"]);
         }
         run(download.arg(package))?;
-        only_file_below(&self.0)
+        only_file_below(&self.directory)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -363,7 +372,7 @@ fn take_file(places: &Places, apt: &Apt, package: &str, pattern: &str, to: &Path
     // A kernel package holds thousands of modules; only one file is unpacked.
     let mut unpacked = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&archive).stdout(Stdio::piped()).spawn()?;
     let stream = unpacked.stdout.take().context("dpkg-deb has no output")?;
-    let files = scratch.0.join("files");
+    let files = scratch.directory.join("files");
     fs::create_dir(&files)?;
     let mut tar = Command::new("tar");
     tar.args(["--extract", "--wildcards", "--no-same-owner"]).arg("--directory").arg(&files).arg(pattern);
