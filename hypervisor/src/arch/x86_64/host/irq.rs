@@ -232,8 +232,8 @@ mod mmio {
     /// interrupt one another, so at most one is in service.
     const LAST_VECTORS: u32 = 0xffff_0000;
 
-    /// Ends the interrupt. RAX is the address of the EOI register. The jump is for QEMU: its translated code ends there,
-    /// and what comes next sees the machine's memory as it is.
+    /// Ends the interrupt. RAX is the address of the EOI register. The jump is for QEMU: its translated code ends
+    /// there, and what comes next sees the machine's memory as it is.
     macro_rules! end {
         () => {
             concat!(
