@@ -40,6 +40,7 @@
 mod collapse;
 mod dirty_log;
 mod epoch;
+mod ept;
 mod fault;
 mod format;
 mod harvest;
@@ -66,6 +67,7 @@ mod walk;
 pub use collapse::{Collapse, Search};
 pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
 pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
+pub use ept::{Ept, EptOf};
 pub use fault::{Denial, Fault, Granularity};
 pub use format::{Format, PageTableEntry, Replace, Source};
 pub use marks::MarkWord;

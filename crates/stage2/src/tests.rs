@@ -11,8 +11,8 @@ mod sequences;
 mod tlbi;
 
 use crate::{
-    Access, Cell, ENTRIES, Fault, Format, Granularity, Iommu, Leaf, MapError, Npt, Pages, Shape, Spare, Stale, Tlb,
-    Tree, Walk, WalkMut,
+    Access, Cell, ENTRIES, Ept, Fault, Format, Granularity, Iommu, Leaf, MapError, Npt, Pages, Shape, Spare, Stale,
+    Tlb, Tree, Walk, WalkMut,
 };
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::cell::{Cell as CoreCell, RefCell};
@@ -173,6 +173,7 @@ impl<F: Format> Guest<F> {
 }
 
 const NPT: Npt = Npt { one_gib_pages: true, iommu: Iommu::AmdVi };
+const EPT: Ept = Ept { one_gib_pages: true, accessed_dirty: true };
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 

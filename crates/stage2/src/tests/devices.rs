@@ -2,7 +2,7 @@
 //! page tables (48882, 2.2.3), and those of VT-d for second-stage tables (D51397, 9.8).
 
 use super::Pool;
-use crate::{Cell, ENTRIES, Pages};
+use crate::{Access, Cell, ENTRIES, Pages};
 use addr::{Gpa, Hpa};
 
 /// Bits that are reserved where an entry points to a table, and in leaves.
@@ -62,6 +62,40 @@ pub(super) fn walk_by_vt_d(pool: &Pool, root: Hpa, gpa: Gpa) -> Option<(Hpa, boo
             let inside = (1 << shift) - 1;
             assert_eq!(address.0 & inside, 0, "the leaf {entry:#x} of level {level} is aligned");
             return Some((Hpa(address.0 + (gpa.0 & inside)), writes));
+        }
+        table = address;
+    }
+    None
+}
+
+/// Where an access of an Intel processor to `gpa` ends up, with its rights (SDM vol. 3C, 29.3.2); `None` if it is an
+/// EPT violation.
+///
+/// # Panics
+/// When an entry on the way is a misconfiguration (29.3.3.1).
+pub(super) fn walk_ept(pool: &Pool, root: Hpa, gpa: Gpa) -> Option<(Hpa, Access)> {
+    let (mut table, mut rights) = (root, 7);
+    for level in (0..4).rev() {
+        let shift = 12 + 9 * level;
+        let entry = pool.load(Cell::new(table, usize::try_from(gpa.0 >> shift).expect("small") % ENTRIES));
+        rights &= entry & 7;
+        if entry & 7 == 0 {
+            return None;
+        }
+        assert!(entry & 1 != 0, "{entry:#x} can be written or executed, and not read");
+        let is_leaf = level == 0 || entry & 1 << 7 != 0;
+        assert!(!is_leaf || level < 3, "a leaf {entry:#x} in the root");
+        if is_leaf {
+            assert!(matches!(entry >> 3 & 7, 0 | 1 | 4 | 5 | 6), "reserved memory type: {entry:#x}");
+        } else {
+            assert_eq!(entry >> 3 & 0x1f, 0, "reserved bits of the entry {entry:#x}");
+        }
+        let address = Hpa(entry & 0x000f_ffff_ffff_f000);
+        if is_leaf {
+            let inside = (1 << shift) - 1;
+            assert_eq!(address.0 & inside, 0, "reserved bits of the leaf {entry:#x} of level {level}");
+            let access = Access { read: true, write: rights & 2 != 0, execute: rights & 4 != 0 };
+            return Some((Hpa(address.0 + (gpa.0 & inside)), access));
         }
         table = address;
     }

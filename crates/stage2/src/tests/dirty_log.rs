@@ -1,9 +1,9 @@
 //! The dirty log, round by round, with and without hardware that records writes.
 
-use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
+use super::{EPT, GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Cleared, Copyable, DirtyLog, Epochs, Fault, Format, Granularity, MarkWord, Npt, PageTableEntry, Policy,
-    Rounds, Source, Spare, Start, Vmsa, Walker,
+    Access, Cleared, Copyable, DirtyLog, Epochs, Ept, Fault, Format, Granularity, MarkWord, Npt, PageTableEntry,
+    Policy, Rounds, Source, Spare, Start, Vmsa, Walker,
 };
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_oneof, proptest};
@@ -21,6 +21,12 @@ pub(super) trait Hardware: Format {
 impl Hardware for Npt {
     fn write(&self, bits: u64) -> Option<u64> {
         (bits & 2 != 0).then_some(bits | 1 << 6)
+    }
+}
+
+impl Hardware for Ept {
+    fn write(&self, bits: u64) -> Option<u64> {
+        (bits & 2 != 0).then_some(bits | u64::from(self.accessed_dirty) << 9)
     }
 }
 
@@ -130,6 +136,8 @@ pub(super) fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn
     let sources = [Source::WriteProtect, Source::Hardware];
     for source in sources.into_iter().filter(|one| source.is_none_or(|wanted| wanted == *one)) {
         test(&mut |policy| Case::Nested(Logged::new(NPT, source, policy)));
+        let ept = Ept { accessed_dirty: source == Source::Hardware, ..EPT };
+        test(&mut |policy| Case::Extended(Logged::new(ept, source, policy)));
         for bbm in 0..=2 {
             test(&mut |policy| {
                 let format = arm(bbm);
@@ -142,6 +150,7 @@ pub(super) fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn
 
 pub(super) enum Case {
     Nested(Logged<Npt>),
+    Extended(Logged<Ept>),
     Arm(Logged<Vmsa>),
 }
 
@@ -150,6 +159,7 @@ macro_rules! on {
     ($case:expr, $logged:ident => $body:block) => {
         match $case {
             Case::Nested(mut $logged) => $body,
+            Case::Extended(mut $logged) => $body,
             Case::Arm(mut $logged) => $body,
         }
     };
@@ -458,16 +468,16 @@ proptest! {
 
     #[test]
     fn log_never_says_less_than_a_set_of_pages(
-        steps in prop::collection::vec(any_step(), 1..40), all_dirty: bool, bbm in 0..=2_u32, nested: bool, hardware: bool,
+        steps in prop::collection::vec(any_step(), 1..40), all_dirty: bool, bbm in 0..=2_u32, kind in 0..3, hardware: bool,
         policy in prop_oneof![Just(Policy::Lazy), Just(Policy::Eager), Just(Policy::Adaptive)],
     ) {
         let from = if all_dirty { Start::AllDirty } else { Start::Clean };
         let source = if hardware { Source::Hardware } else { Source::WriteProtect };
         let format = if hardware { arm(bbm).with_recorded_writes() } else { arm(bbm) };
-        if nested {
-            follow(Logged::new(NPT, source, policy), from, &steps)?;
-        } else {
-            follow(Logged::new(format, source, policy), from, &steps)?;
+        match kind {
+            0 => follow(Logged::new(NPT, source, policy), from, &steps)?,
+            1 => follow(Logged::new(Ept { accessed_dirty: hardware, ..EPT }, source, policy), from, &steps)?,
+            _ => follow(Logged::new(format, source, policy), from, &steps)?,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Faults, first touches, ageing and collapse, on one processor.
 
-use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
+use super::{EPT, GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
     Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Search, Source, Spare, Stale,
     Tlb, Tree, Vmsa, Walker,
@@ -99,6 +99,7 @@ fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
         bytes / 4096
     }
     assert_eq!(written_pages(NPT), 512);
+    assert_eq!(written_pages(EPT), 512);
     assert_eq!(written_pages(arm(2).with_recorded_writes()), 512);
 }
 
@@ -247,6 +248,7 @@ fn flushes_of_split_and_collapse(format: impl Format) -> [u32; 2] {
 #[test]
 fn page_is_found_at_any_time_while_it_is_split_or_made_whole() {
     assert_eq!(flushes_of_split_and_collapse(NPT), [0, 1]);
+    assert_eq!(flushes_of_split_and_collapse(EPT), [0, 1]);
     assert_eq!([0, 1, 2].map(|bbm| flushes_of_split_and_collapse(arm(bbm))), [[1, 1], [1, 1], [0, 1]]);
 }
 

@@ -1,6 +1,6 @@
 //! Encodings of entries, and trees of special shapes.
 
-use super::{GIB, Guest, NPT, Pool, leaf_at, range};
+use super::{EPT, GIB, Guest, NPT, Pool, leaf_at, range};
 use crate::{Access, Format, MapError, Memory, PageTableEntry, Vmsa};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::Ordering;
@@ -21,6 +21,31 @@ fn npt_entries_are_spelled_as_the_manual_says() {
     assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0xe000_0012_3450_005f);
     assert_eq!(NPT.part(DEVICE | 0x4000_0087 | DIRTY, 1, 3), DEVICE | 0x4060_0087 | DIRTY);
     assert_eq!(NPT.part(DEVICE | 0x4060_0087 | DIRTY, 0, 511), DEVICE | 0x407f_f007 | DIRTY);
+}
+
+#[test]
+fn ept_entries_are_spelled_as_the_manual_says() {
+    let hpa = Hpa(0x12_3440_0000);
+    assert_eq!(EPT.table(hpa, 1), 0x12_3440_0007);
+    // Write-back is 6, at bit 3. A new page that can be written counts as dirty, bit 9.
+    assert_eq!(EPT.leaf(hpa, 0, Access::ALL, Memory::Normal), 0x12_3440_0237);
+    assert_eq!(EPT.leaf(hpa, 0, Access::READ, Memory::Normal), 0x12_3440_0031);
+    assert_eq!(EPT.leaf(hpa, 1, Access::ALL, Memory::Normal), 0x12_3440_02b7);
+    assert_eq!(EPT.leaf(Hpa(0x4000_0000), 2, Access::READ_WRITE, Memory::Device), 0x4000_0283);
+    assert_eq!(EPT.part(0x4000_02b7, 1, 3), 0x4060_02b7);
+    assert_eq!(EPT.part(0x4060_02b7, 0, 511), 0x407f_f237);
+}
+
+#[test]
+fn broken_ept_entry_is_not_present_and_keeps_what_it_said() {
+    for access in [Access::ALL, Access::READ, Access::READ_WRITE] {
+        for bits in [EPT.leaf(Hpa(GIB), 1, access, Memory::Normal), EPT.table(Hpa(GIB), 1)] {
+            let broken = EPT.broken(bits);
+            assert_eq!(broken & 7, 0, "not present");
+            assert_eq!(EPT.decode(1, broken), PageTableEntry::Busy);
+            assert_eq!(EPT.unbroken(broken), bits);
+        }
+    }
 }
 
 /// Descriptors from the manual, without our own code: attributes of a leaf of normal memory with all rights.

@@ -1,7 +1,7 @@
 //! Memory that is not written costs nothing: no table, and hardly a read.
 
 use super::dirty_log::{Case, Hardware, LARGE, Logged, SLOT_START, arm, each_machine, on};
-use super::{Guest, MIB, NPT, Pool, range};
+use super::{EPT, Guest, MIB, NPT, Pool, range};
 use crate::{Access, Collapse, Epochs, Limbo, Policy, Source, Start, Walker};
 use addr::{Gpa, Hpa};
 
@@ -179,6 +179,7 @@ fn cold_memory_stays_unsplit() {
     }
     for source in [Source::WriteProtect, Source::Hardware] {
         compare(NPT, source);
+        compare(EPT, source);
         for bbm in 0..=2 {
             let format = arm(bbm);
             compare(if source == Source::Hardware { format.with_recorded_writes() } else { format }, source);

@@ -1,7 +1,7 @@
 //! Random sequences of operations against a naive model: a map of 4 KiB pages.
 
-use super::{GIB, Guest, MIB, NPT, Pool, devices, range};
-use crate::{Access, Format, Iommu, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
+use super::{EPT, GIB, Guest, MIB, NPT, Pool, devices, range};
+use crate::{Access, Ept, Format, Iommu, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -272,6 +272,15 @@ fn devices_of_vt_d_agree(tree: &Guest<Npt>, pool: &Pool, gpa: Gpa, to: Option<(u
     assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
 }
 
+/// The processor of Intel reaches the same host page with the same rights, and nothing on the way is a
+/// misconfiguration. Nor is it for a device behind VT-d.
+fn intel_agrees(tree: &Guest<Ept>, pool: &Pool, gpa: Gpa, to: Option<(u64, Access)>) {
+    let found = devices::walk_ept(pool, tree.root(), gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access)), "an access to {gpa}");
+    let found = devices::walk_by_vt_d(pool, tree.root(), gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
+}
+
 fn nothing_else<F>(_: &Guest<F>, _: &Pool, _: Gpa, _: Option<(u64, Access)>) {}
 
 proptest! {
@@ -281,6 +290,15 @@ proptest! {
     ) {
         run(Npt { one_gib_pages, iommu: Iommu::AmdVi }, pool, &steps, devices_agree)?;
         run(Npt { one_gib_pages, iommu: Iommu::VtD }, pool, &steps, devices_of_vt_d_agree)?;
+    }
+}
+
+proptest! {
+    #[test]
+    fn ept_agrees_with_the_model(
+        steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, one_gib_pages: bool, accessed_dirty: bool,
+    ) {
+        run(Ept { one_gib_pages, accessed_dirty }, pool, &steps, intel_agrees)?;
     }
 }
 
@@ -301,6 +319,11 @@ proptest! {
     #[test]
     fn npt_with_many_tables_agrees_with_the_model(steps in prop::collection::vec(any_step(), 1..12)) {
         run(NPT, 3000, &steps, devices_agree)?;
+    }
+
+    #[test]
+    fn ept_with_many_tables_agrees_with_the_model(steps in prop::collection::vec(any_step(), 1..12)) {
+        run(EPT, 3000, &steps, intel_agrees)?;
     }
 
     #[test]
