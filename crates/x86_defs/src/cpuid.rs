@@ -17,6 +17,8 @@ pub struct Registers {
 pub mod leaf_1_ecx {
     /// MONITOR and MWAIT.
     pub const MONITOR: u32 = 1 << 3;
+    /// VT-x.
+    pub const VMX: u32 = 1 << 5;
     /// Process-context identifiers.
     pub const PCID: u32 = 1 << 17;
     /// x2APIC.

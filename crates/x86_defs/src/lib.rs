@@ -1,4 +1,4 @@
-//! x86-64 and AMD SVM from the manuals: data, and rules that depend on nothing else.
+//! x86-64, AMD SVM and Intel VT-x from the manuals: data, and rules that depend on nothing else.
 //!
 //! * [`vmcb`]: the virtual machine control block (APM vol. 2, appendix B), layout proven at compile time.
 //! * [`exit_code`]: why a guest exited (APM vol. 2, appendix C).
@@ -7,6 +7,7 @@
 //! * [`control`]: rules for writes of control registers.
 //! * [`machine_check`]: decodes the error banks, and decides who may continue.
 //! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; segment registers; exception vectors.
+//! * [`vmx`]: a VMCS: fields, controls, exit reasons, and what is encoded otherwise than in a VMCB.
 //! * [`xsave`]: the two formats of an XSAVE area.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
@@ -21,4 +22,5 @@ pub mod machine_check;
 pub mod msr;
 pub mod registers;
 pub mod vmcb;
+pub mod vmx;
 pub mod xsave;

@@ -100,3 +100,24 @@ pub const VM_HSAVE_PA: u32 = 0xc001_0117;
 pub const DC_CFG: u32 = 0xc001_1022;
 /// Decode configuration.
 pub const DE_CFG: u32 = 0xc001_1029;
+
+/// IA32_FEATURE_CONTROL: whether firmware has locked VT-x off (SDM vol. 3C, 24.7).
+pub const FEATURE_CONTROL: u32 = 0x3a;
+/// What VT-x can (SDM vol. 3D, appendix A): IA32_VMX_BASIC.
+pub const VMX_BASIC: u32 = 0x480;
+/// Bits that CR0 must have.
+pub const VMX_CR0_FIXED0: u32 = 0x486;
+/// Bits that CR4 must have.
+pub const VMX_CR4_FIXED0: u32 = 0x488;
+/// Secondary processor-based controls.
+pub const VMX_SECONDARY: u32 = 0x48b;
+/// EPT, INVEPT and INVVPID.
+pub const VMX_EPT_VPID_CAP: u32 = 0x48c;
+/// Pin-based controls.
+pub const VMX_TRUE_PIN: u32 = 0x48d;
+/// Primary processor-based controls.
+pub const VMX_TRUE_PRIMARY: u32 = 0x48e;
+/// Exit controls.
+pub const VMX_TRUE_EXIT: u32 = 0x48f;
+/// Entry controls.
+pub const VMX_TRUE_ENTRY: u32 = 0x490;
