@@ -80,8 +80,8 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     let parents_cpus = format!("package-test: {} CPUs, ", CPUS - 1);
     for line in [
         format!(
-            "package-test: {release}, console=ttyS0 root=UUID={UUID} ro console=ttyS0 init=/sbin/package-test \
-             dunlin.agent=ttyS0"
+            "package-test: {release}, console=ttyS0 console=tty0 root=UUID={UUID} ro console=ttyS0 \
+             init=/sbin/package-test dunlin.agent=ttyS0"
         ),
         parents_cpus.clone(),
         "package-test: /dev/mshv: root:kvm 660".to_string(),
