@@ -25,10 +25,12 @@
 //! executes them.
 //!
 //! Here the test says what a walk finds. [`Walks`](walks::Walks) is a machine that walks stage-2 tables by itself while
-//! they change. [`trace`] checks what a real host has done.
+//! they change. [`ept`] has the rules of Intel's processors, where they differ. [`trace`] checks what a real host has
+//! done.
 
 #![forbid(unsafe_code)]
 
+pub mod ept;
 pub mod trace;
 pub mod walks;
 
