@@ -2,8 +2,12 @@
 
 /// Time stamp counter.
 pub const TSC: u32 = 0x10;
+/// Intel's: which of the processors that a microcode update is for (SDM vol. 4, IA32_PLATFORM_ID).
+pub const PLATFORM_ID: u32 = 0x17;
 /// Base address and mode of the local APIC.
 pub const APIC_BASE: u32 = 0x1b;
+/// Intel's: options at power-on (SDM vol. 4, MSR_EBL_CR_POWERON).
+pub const EBL_CR_POWERON: u32 = 0x2a;
 /// Offset that software added to the TSC.
 pub const TSC_ADJUST: u32 = 0x3b;
 /// Microcode revision.
@@ -100,6 +104,20 @@ pub const VM_HSAVE_PA: u32 = 0xc001_0117;
 pub const DC_CFG: u32 = 0xc001_1022;
 /// Decode configuration.
 pub const DE_CFG: u32 = 0xc001_1029;
+/// DE_CFG: LFENCE waits for all earlier instructions.
+pub const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
+/// Control of speculation.
+pub const SPEC_CTRL: u32 = 0x48;
+/// SPEC_CTRL: predictions of less privileged code do not steer indirect branches (IBRS).
+pub const SPEC_CTRL_IBRS: u64 = 1 << 0;
+/// SPEC_CTRL, Intel's: nor does the history of branches at CPL 3 and in guests steer those at CPL 0.
+pub const SPEC_CTRL_BHI_DIS_S: u64 = 1 << 10;
+/// Commands to the predictors.
+pub const PRED_CMD: u32 = 0x49;
+/// PRED_CMD: forget predictions of indirect branches (IBPB).
+pub const PRED_CMD_IBPB: u64 = 1 << 0;
+/// Intel's: commands to the caches. Bit 0 flushes the L1 data cache.
+pub const FLUSH_CMD: u32 = 0x10b;
 
 /// IA32_FEATURE_CONTROL: whether firmware has locked VT-x off (SDM vol. 3C, 24.7).
 pub const FEATURE_CONTROL: u32 = 0x3a;

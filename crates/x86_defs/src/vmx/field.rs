@@ -99,6 +99,8 @@ pub const GUEST_GDTR_LIMIT: u32 = 0x4810;
 pub const GUEST_IDTR_LIMIT: u32 = 0x4812;
 /// Access rights of ES; those of the others follow.
 pub const GUEST_ES_RIGHTS: u32 = 0x4814;
+/// Access rights of CS.
+pub const GUEST_CS_RIGHTS: u32 = 0x4816;
 /// Access rights of SS, which have the privilege level.
 pub const GUEST_SS_RIGHTS: u32 = 0x4818;
 /// What holds events back.
