@@ -7,6 +7,8 @@
 use core::arch::asm;
 use core::fmt;
 
+use super::hypercall::hypercall;
+
 /// An exception that an instruction raised.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -231,23 +233,23 @@ pub(crate) fn store_u64(at: u64, value: u64) -> Result<(), Fault> {
 }
 
 /// A hypercall with RAX, RCX, RDX, RSI, RDI, R8 to R10; answers RAX.
-pub(crate) fn vmmcall(rax: u64, rcx: u64, rdx: u64, others: [u64; 5]) -> Result<u64, Fault> {
+pub(crate) fn hypercall(rax: u64, rcx: u64, rdx: u64, others: [u64; 5]) -> Result<u64, Fault> {
     let answer;
     let [rsi, rdi, r8, r9, r10] = others;
     attempt!(
-        "vmmcall",
+        hypercall!(),
         inout("rax") rax => answer, inout("rcx") rcx => _, inout("rdx") rdx => _,
         inout("rsi") rsi => _, inout("rdi") rdi => _, inout("r8") r8 => _, inout("r9") r9 => _, inout("r10") r10 => _
     )?;
     Ok(answer)
 }
 
-/// VMware's question for the TSC frequency: command 45 by VMMCALL, answered in EBX:EAX as Hz.
+/// VMware's question for the TSC frequency: command 45 by hypercall, answered in EBX:EAX as Hz.
 pub(crate) fn vmware_tsc_hz() -> Option<u64> {
     let (low, high): (u64, u64);
     // RBX belongs to the compiler, so it is kept in R9.
     attempt!(
-        between "mov r9, rbx\n mov ebx, 0xffffffff", "vmmcall", "mov r8, rbx\n mov rbx, r9",
+        between "mov r9, rbx\n mov ebx, 0xffffffff", hypercall!(), "mov r8, rbx\n mov rbx, r9",
         inout("rax") 0x564d_5868u64 => low, inout("rcx") 45u64 => _, inout("rdx") 0u64 => _, out("r8") high,
         out("r9") _
     )

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use guest_model::acpi::{self, Physical};
 use spin::Once;
 
-use super::{apic, code_pages, control, cpu_local, descriptors, tsc};
+use super::{apic, code_pages, control, cpu_local, descriptors, hypercall, tsc};
 use crate::arch::ram;
 use crate::arch::window::{self, Table};
 
@@ -96,6 +96,7 @@ extern "C" fn enter_rust(index: u32, start_info: u32) -> ! {
     control::enable_vector_state();
 
     if index == 0 {
+        hypercall::prepare();
         let info = BOOT_INFO.call_once(|| read_start_info(u64::from(start_info)));
         window::prepare();
         code_pages::prepare(window::pointers());

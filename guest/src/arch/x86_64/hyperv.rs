@@ -12,6 +12,7 @@ use spin::Once;
 use super::attempt::{self, Fault};
 use super::boot::MAX_CPUS;
 use super::control::{self, cpuid};
+use super::hypercall::{foreign_hypercall, hypercall};
 
 /// Synthetic MSRs (TLFS, appendix "Virtual registers").
 pub(crate) mod msr {
@@ -207,8 +208,8 @@ pub(crate) fn clock_hz() -> Option<u64> {
 /// A hypercall, through the page. Only while [`is_up`].
 pub(crate) fn call(control: u64, input: u64, output: u64) -> u64 {
     let result;
-    // SAFETY: the page holds VMMCALL and RET. The call reads the input, and changes RAX and RCX; the other registers
-    // that a kernel gives up at a call are given up here too.
+    // SAFETY: the page holds a hypercall and RET. The call reads the input, and changes RAX and RCX; the other
+    // registers that a kernel gives up at a call are given up here too.
     unsafe {
         asm!(
             "call {page}",
@@ -264,18 +265,18 @@ impl Registers {
 /// An instruction that asks the hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instruction {
-    /// VMMCALL, AMD's.
-    Vmmcall,
-    /// VMCALL, Intel's.
-    Vmcall,
+    /// That of the processor: VMMCALL on AMD's, VMCALL on Intel's.
+    Own,
+    /// The other one.
+    Foreign,
 }
 
 /// Executes `instruction` with `before` in the registers, interrupts off, and returns the registers afterwards.
 pub(crate) fn exchange(instruction: Instruction, before: &Registers) -> Result<Registers, Fault> {
     let mut after = before.clone();
     let exchange = match instruction {
-        Instruction::Vmmcall => exchange_vmmcall,
-        Instruction::Vmcall => exchange_vmcall,
+        Instruction::Own => exchange_own,
+        Instruction::Foreign => exchange_foreign,
     };
     // SAFETY: reads and writes the two blocks, and preserves the registers that the calling convention preserves. The
     // caller wants the effect of the hypercall.
@@ -285,7 +286,7 @@ pub(crate) fn exchange(instruction: Instruction, before: &Registers) -> Result<R
 }
 
 macro_rules! exchange {
-    ($name:ident, $instruction:literal) => {
+    ($name:ident, $instruction:expr) => {
         #[unsafe(naked)]
         unsafe extern "C" fn $name(before: &Registers, after: &mut Registers) {
             naked_asm!(
@@ -364,5 +365,5 @@ macro_rules! exchange {
     };
 }
 
-exchange!(exchange_vmmcall, "vmmcall");
-exchange!(exchange_vmcall, "vmcall");
+exchange!(exchange_own, hypercall!());
+exchange!(exchange_foreign, foreign_hypercall!());

@@ -20,6 +20,7 @@ pub(super) mod entries;
 pub(crate) mod event_log;
 pub(crate) mod forms;
 pub(in crate::arch) mod host_writes;
+pub(crate) mod hypercall;
 pub(crate) mod hyperv;
 pub(crate) mod interrupts;
 pub(crate) mod modes;

@@ -1,7 +1,7 @@
-//! Short runs in other modes of the CPU, each to execute VMMCALL there: CPL 3, 32-bit code, real mode.
+//! Short runs in other modes of the CPU, each to execute a hypercall there: CPL 3, 32-bit code, real mode.
 //!
-//! * **CPL 3**: IRETQ to a page with `VMMCALL; UD2`. Each of the two can raise the exception that ends the run; its
-//!   address tells which.
+//! * **CPL 3**: IRETQ to a page with a hypercall and UD2. Each of the two can raise the exception that ends the run;
+//!   its address tells which.
 //! * **32-bit code** (compatibility mode): a far return into a 32-bit segment, and a far jump back. The code lies below
 //!   4 GiB, like all of the guest.
 //! * **Real mode**: another CPU starts in a page of real-mode code, stores the result in that page, and then starts
@@ -11,8 +11,9 @@ use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::attempt::Fault;
+use super::hypercall::hypercall;
 use super::interrupts::Frame;
-use super::{apic, attempt, remap, tlb, tsc};
+use super::{apic, attempt, hypercall, remap, tlb, tsc};
 
 /// Selectors of the GDT in `descriptors.rs`.
 pub(super) const CODE: u64 = 0x08;
@@ -26,18 +27,19 @@ static USER_TRIP_STACK: AtomicU64 = AtomicU64::new(0);
 /// Where the exception was that ended it.
 static USER_TRIP_END: AtomicU64 = AtomicU64::new(0);
 
-/// How VMMCALL ended at CPL 3.
+/// How a hypercall ended at CPL 3.
 pub(crate) struct UserCall {
-    /// The exception, at VMMCALL or at the UD2 behind it.
+    /// The exception, at the call or at the UD2 behind it.
     pub(crate) fault: Option<Fault>,
-    /// Whether it was raised by VMMCALL.
+    /// Whether it was raised by the call.
     pub(crate) at_call: bool,
 }
 
-/// Executes VMMCALL at CPL 3, with `frame` as the page that holds the code. For CPU 0, interrupts off.
-pub(crate) fn vmmcall_at_cpl3(frame: u64) -> UserCall {
-    // VMMCALL, UD2, and no more.
-    remap::fill_code(frame, &[0x0f, 0x01, 0xd9, 0x0f, 0x0b, 0xcc, 0xcc, 0xcc]);
+/// Executes a hypercall at CPL 3, with `frame` as the page that holds the code. For CPU 0, interrupts off.
+pub(crate) fn hypercall_at_cpl3(frame: u64) -> UserCall {
+    // The call, UD2, and no more.
+    let [first, second, third] = hypercall::bytes();
+    remap::fill_code(frame, &[first, second, third, 0x0f, 0x0b, 0xcc, 0xcc, 0xcc]);
     remap::point(remap::USER, frame, remap::Kind::User);
     let entry = remap::address(remap::USER);
     tlb::flush_page(entry);
@@ -111,7 +113,7 @@ struct Registers32 {
 
 /// A hypercall from 32-bit code: control in EDX:EAX, input in EBX:ECX, output in EDI:ESI. Returns the result in
 /// EDX:EAX, and whether the other registers are unchanged. EBX:ECX may change in a call that continues.
-pub(crate) fn vmmcall_from_32_bit(control: u64, input: u64, output: u64) -> Result<(u64, bool), Fault> {
+pub(crate) fn hypercall_from_32_bit(control: u64, input: u64, output: u64) -> Result<(u64, bool), Fault> {
     let [(eax, edx), (ecx, ebx), (esi, edi)] = [control, input, output].map(attempt::halves);
     let before = [eax, edx, ebx, ecx, esi, edi];
     let mut registers = Registers32 { general: before, fault: 0 };
@@ -149,7 +151,7 @@ unsafe extern "C" fn trip_to_32_bit(registers: &mut Registers32) {
         ".code32",
         "4:",
         "2:",
-        "vmmcall",
+        hypercall!(),
         "3:",
         ".pushsection .fixup, \"a\", @progbits",
         ".quad 2b",
@@ -200,7 +202,7 @@ global_asm!(
     "mov ds, ax",
     "mov word ptr ds:[0x9f00], 1",
     "real_mode_call:",
-    ".byte 0x0f, 0x01, 0xd9",
+    hypercall!(),
     "mov word ptr ds:[0x9f00], 2",
     "2:",
     "hlt",
@@ -228,7 +230,7 @@ unsafe extern "C" {
     static REAL_MODE_END: u8;
 }
 
-/// How VMMCALL ended in real mode.
+/// How a hypercall ended in real mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RealModeCall {
     /// It raised `#UD`, at its own address.
@@ -241,8 +243,9 @@ pub(crate) enum RealModeCall {
     NoAnswer,
 }
 
-/// Lets the CPU with `apic_id` execute VMMCALL in real mode. The CPU then halts there; the caller must start it again.
-pub(crate) fn vmmcall_in_real_mode(apic_id: u32, patience: u64) -> RealModeCall {
+/// Lets the CPU with `apic_id` execute a hypercall in real mode. The CPU then halts there; the caller must start it
+/// again.
+pub(crate) fn hypercall_in_real_mode(apic_id: u32, patience: u64) -> RealModeCall {
     let start = &raw const REAL_MODE_START as u64;
     let handler = &raw const REAL_MODE_HANDLER as u64 - start;
     let call = &raw const REAL_MODE_CALL as u64 - start;

@@ -5,6 +5,7 @@
 
 use core::arch::asm;
 
+use super::hypercall::hypercall;
 use super::interrupts::{SELF_X2APIC, SELF_XAPIC};
 use super::{apic, attempt, cpu_local, interrupts, serial, tsc};
 
@@ -17,7 +18,7 @@ pub(crate) struct Pair {
 
 /// One loop. Per iteration: `$setup`, `$body`, and the counting of R8. EAX, ECX, EDX and RSI are loaded before.
 macro_rules! run {
-    ($setup:literal, $body:literal, $n:expr, $eax:expr, $ecx:expr, $edx:expr, $rsi:expr) => {{
+    ($setup:literal, $body:expr, $n:expr, $eax:expr, $ecx:expr, $edx:expr, $rsi:expr) => {{
         let start = tsc::now();
         // SAFETY: the body is one of those named in this file: it reads, or writes a device register to no effect on
         // memory; RBX, which CPUID changes, is kept in R9.
@@ -40,7 +41,7 @@ macro_rules! run {
 }
 
 macro_rules! pair {
-    ($setup:literal, $body:literal, eax = $eax:expr, ecx = $ecx:expr, edx = $edx:expr, rsi = $rsi:expr) => {
+    ($setup:literal, $body:expr, eax = $eax:expr, ecx = $ecx:expr, edx = $edx:expr, rsi = $rsi:expr) => {
         Pair {
             full: |n| run!($setup, $body, n, $eax as u32, $ecx as u32, u32::from($edx), $rsi as u64),
             empty: |n| run!($setup, "", n, $eax as u32, $ecx as u32, u32::from($edx), $rsi as u64),
@@ -87,12 +88,12 @@ pub(crate) const XAPIC_EOI: Pair =
     pair!("", "mov [rsi], eax", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + apic::EOI);
 
 /// The result of an empty hypercall; `Err` if there are no hypercalls.
-pub(crate) fn has_vmmcall() -> bool {
-    attempt::vmmcall(u64::MAX, 0, 0, [0; 5]).is_ok()
+pub(crate) fn has_hypercalls() -> bool {
+    attempt::hypercall(u64::MAX, 0, 0, [0; 5]).is_ok()
 }
 
-/// VMMCALL with a number that means nothing. Only where [`has_vmmcall`].
-pub(crate) const VMMCALL: Pair = pair!("mov eax, -1", "vmmcall", eax = 0, ecx = 0, edx = 0u16, rsi = 0);
+/// A hypercall with a number that means nothing. Only where [`has_hypercalls`].
+pub(crate) const HYPERCALL: Pair = pair!("mov eax, -1", hypercall!(), eax = 0, ecx = 0, edx = 0u16, rsi = 0);
 
 /// A page fault that is handled inside of the guest: a load from a page that is missing, and its handler.
 pub(crate) const PAGE_FAULT: Pair = Pair {

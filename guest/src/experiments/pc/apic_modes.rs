@@ -31,9 +31,10 @@ const AFTER_RESET: [(u64, u32); 11] = [
     (0xe0, u32::MAX),
 ];
 
-/// Whether leaves 1 and 8000_0001 show an APIC.
+/// Whether leaves 1 and 8000_0001 show an APIC. On Intel's processors the second has no such bit, and repeats nothing.
 fn shown() -> [bool; 2] {
-    [1, 0x8000_0001].map(|leaf| cpuid(leaf, 0).edx >> 9 & 1 != 0)
+    let second = if control::maker().is(b"GenuineIntel") { 1 } else { 0x8000_0001 };
+    [1, second].map(|leaf| cpuid(leaf, 0).edx >> 9 & 1 != 0)
 }
 
 fn refused(value: u64) -> bool {

@@ -221,7 +221,7 @@ pub(super) fn hypercalls(context: &Context) -> Outcome {
         let mut number = |shift: u64| if round == 0 { 0 } else { random.bits() >> random.below(shift) };
         let (rax, rcx, rdx) = (number(64), number(64), number(64));
         let others = core::array::from_fn(|_| number(64));
-        if attempt::vmmcall(rax, rcx, rdx, others).is_err() {
+        if attempt::hypercall(rax, rcx, rdx, others).is_err() {
             faults += 1;
         }
     }

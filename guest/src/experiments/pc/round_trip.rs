@@ -70,10 +70,10 @@ pub(super) fn xapic_eoi(context: &Context) -> Outcome {
 }
 
 pub(super) fn vmmcall(context: &Context) -> Outcome {
-    if loops::has_vmmcall() {
-        measure(context, "vmmcall", loops::VMMCALL)
+    if loops::has_hypercalls() {
+        measure(context, "vmmcall", loops::HYPERCALL)
     } else {
-        Outcome::Unsupported("VMMCALL raises an exception")
+        Outcome::Unsupported("a hypercall raises an exception")
     }
 }
 

@@ -48,23 +48,23 @@ fn own_flush() -> [u64; 3] {
 }
 
 fn privilege(cases: &mut Cases) {
-    let call = modes::vmmcall_at_cpl3(remap::frame(0, 0));
+    let call = modes::hypercall_at_cpl3(remap::frame(0, 0));
     let ud = call.fault.is_some_and(|fault| fault.vector == Fault::UD);
     cases.check(
         "B1",
-        "VMMCALL at CPL 3",
-        "#UD, RIP at VMMCALL",
-        format_args!("#UD {ud} RIP at VMMCALL {}", call.at_call),
+        "hypercall at CPL 3",
+        "#UD, RIP at the call",
+        format_args!("#UD {ud} RIP at the call {}", call.at_call),
         ud && call.at_call,
     );
 
-    let about = "VMMCALL in real mode";
+    let about = "hypercall in real mode";
     let last = cpu::count() - 1;
     if last > 0 {
         cpu::retire(last);
-        let seen = modes::vmmcall_in_real_mode(cpu::hardware_id(last), tsc::seconds(5));
+        let seen = modes::hypercall_in_real_mode(cpu::hardware_id(last), tsc::seconds(5));
         let text = match seen {
-            RealModeCall::InvalidOpcode => "#UD at VMMCALL",
+            RealModeCall::InvalidOpcode => "#UD at the call",
             RealModeCall::ElsewhereInvalidOpcode => "#UD elsewhere",
             RealModeCall::CarriedOut => "carried out",
             RealModeCall::NoAnswer => "no answer",
@@ -81,14 +81,9 @@ fn privilege(cases: &mut Cases) {
         cases.skip("B2", about, NEEDS_TWO);
     }
 
-    let about = "VMCALL on AMD";
-    if control::maker().is(b"AuthenticAMD") {
-        let fault = hyperv::exchange(Instruction::Vmcall, &Registers::call(0xbeef, 0, 0)).err();
-        let ud = fault.is_some_and(|fault| fault.vector == Fault::UD);
-        cases.check("B3", about, "#UD", format_args!("#UD {ud}"), ud);
-    } else {
-        cases.skip("B3", about, "the CPU is not AMD's");
-    }
+    let fault = hyperv::exchange(Instruction::Foreign, &Registers::call(0xbeef, 0, 0)).err();
+    let ud = fault.is_some_and(|fault| fault.vector == Fault::UD);
+    cases.check("B3", "the other vendor's instruction", "#UD", format_args!("#UD {ud}"), ud);
 }
 
 fn withheld(cases: &mut Cases, features: hyperv::Features) {
@@ -188,7 +183,7 @@ fn from_32_bit(cases: &mut Cases) {
     let home = place(&list);
     let mut all_kept = true;
     let mut call = |control: Control| -> Answer {
-        let (result, kept) = modes::vmmcall_from_32_bit(control.0, home, 0)?;
+        let (result, kept) = modes::hypercall_from_32_bit(control.0, home, 0)?;
         all_kept &= kept;
         Ok(result)
     };
@@ -223,7 +218,7 @@ fn long_list(cases: &mut Cases) {
     let control = Control::rep(FLUSH_LIST, 509);
     let home = place(&words);
     let start = tsc::now();
-    let after = hyperv::exchange(Instruction::Vmmcall, &Registers::call(control.0, home, 0));
+    let after = hyperv::exchange(Instruction::Own, &Registers::call(control.0, home, 0));
     let microseconds = tsc::microseconds(tsc::now() - start);
     let (result, rcx) = after.map_or((u64::MAX, 0), |it| (it.general[hyperv::RAX], it.general[hyperv::RCX]));
     cases.check(

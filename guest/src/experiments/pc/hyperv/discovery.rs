@@ -7,7 +7,7 @@ use crate::arch::attempt::{Fault, rdmsr, wrmsr};
 use crate::arch::boot::MAX_CPUS;
 use crate::arch::control::{self, cpuid};
 use crate::arch::hyperv::{self, ENABLE, Instruction, LOCKED, Registers, msr};
-use crate::arch::tsc;
+use crate::arch::{hypercall, tsc};
 use crate::cpu;
 use crate::shootdown;
 
@@ -102,7 +102,7 @@ fn hypercall_page(cases: &mut Cases) {
     let abouts = [
         ("A5", "HYPERCALL enable with OS ID 0"),
         ("A6", "OS ID and enable: the page's first bytes, the MSR reads back"),
-        ("A7", "then OS ID 0: enable reads 0, VMMCALL raises #UD"),
+        ("A7", "then OS ID 0: enable reads 0, a hypercall raises #UD"),
         ("A8", "HYPERCALL page beyond the GPA space: #GP, old value kept"),
     ];
     if rdmsr(msr::HYPERCALL).is_ok_and(|value| value & LOCKED != 0) {
@@ -153,7 +153,7 @@ fn hypercall_page(cases: &mut Cases) {
 
     let zeroed = wrmsr(msr::GUEST_OS_ID, 0);
     let value = rdmsr(msr::HYPERCALL).unwrap_or(u64::MAX);
-    let call = hyperv::exchange(Instruction::Vmmcall, &Registers::call(0xbeef, 0, 0)).err();
+    let call = hyperv::exchange(Instruction::Own, &Registers::call(0xbeef, 0, 0)).err();
     cases.check(
         abouts[2].0,
         abouts[2].1,
@@ -166,12 +166,14 @@ fn hypercall_page(cases: &mut Cases) {
     shootdown::choose(flushed_by);
 }
 
-/// VMMCALL and RET, perhaps after ENDBR64, in the first 16 bytes of the page.
+/// A hypercall and RET, perhaps after ENDBR64, in the first 16 bytes of the page.
 fn begins_with_call(first: u64, second: u64) -> bool {
-    const CALL_AND_RETURN: u64 = 0xc3d9_010f;
+    const RETURN: u8 = 0xc3;
     const ENDBR64: u64 = 0xfa1e_0ff3;
+    let [first_byte, second_byte, third_byte] = hypercall::bytes();
+    let call_and_return = u32::from_le_bytes([first_byte, second_byte, third_byte, RETURN]).into();
     let low = first & 0xffff_ffff;
-    low == CALL_AND_RETURN || low == ENDBR64 && (first >> 32 == CALL_AND_RETURN || second == 0)
+    low == call_and_return || low == ENDBR64 && (first >> 32 == call_and_return || second == 0)
 }
 
 fn locked_page(cases: &mut Cases) {

@@ -6,6 +6,7 @@ use guest_model::hypercall::{ACCESS_DENIED, Control, SUCCESS};
 
 use super::child::{CODE_PAGE, Child, GET_CPUID, MAP_PAGES, PAGE, SET_PROPERTY, address_of, call, code, name, output};
 use super::{Cases, ShownAnswer};
+use crate::arch::hypercall;
 use crate::arch::ram::Ram;
 
 const GET_PROPERTY: u16 = 0x44;
@@ -41,7 +42,7 @@ const MARK: u64 = 0x5a5a_5a5a_5a5a_5a5a;
 ///
 /// ```text
 ///  0        wrmsr GUEST_OS_ID; wrmsr HYPERCALL, 2001
-/// 18        vmmcall with code 40, CREATE_PARTITION; the result to 1000
+/// 18        vmmcall (vmcall) with code 40, CREATE_PARTITION; the result to 1000
 /// 25        call 2000 with code 2, a flush, and the input at 1010; the result to 1004
 /// 51        rdmsr VP_INDEX to 1008
 /// 5d        inc dword [100c]
@@ -200,7 +201,7 @@ fn pages(cases: &mut Cases, child: &Child) {
         let source = if flags == NO_ACCESS { 0 } else { address_of(page) / PAGE };
         code(call(Control::rep(MAP_PAGES, 1), &[child.id, at / PAGE, flags, source]))
     };
-    for (place, bytes) in (0..).step_by(8).zip(PROGRAM) {
+    for (place, bytes) in (0..).step_by(8).zip(PROGRAM.map(hypercall::adapted)) {
         word(CODE_PAGE, place).store(bytes, Ordering::SeqCst);
     }
     for at in 0..PAGE / 8 {

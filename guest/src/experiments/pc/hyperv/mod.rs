@@ -74,9 +74,9 @@ impl fmt::Display for ShownAnswer {
 static CHANGED: AtomicU64 = AtomicU64::new(0);
 static CHANGED_REGISTER: AtomicU64 = AtomicU64::new(0);
 
-/// Executes VMMCALL with these registers, and checks that no other register changed, see [`CHANGED`].
+/// Executes a hypercall with these registers, and checks that no other register changed, see [`CHANGED`].
 fn ask(before: &Registers) -> Answer {
-    let after = hyperv::exchange(Instruction::Vmmcall, before)?;
+    let after = hyperv::exchange(Instruction::Own, before)?;
     // RCX may return with another start index.
     const START: u64 = 0xfff << 48;
     let differs = |at: usize| match at {
