@@ -1,0 +1,232 @@
+//! Processors by what they report, and what is done on each.
+
+extern crate std;
+use std::string::String;
+use std::vec::Vec;
+
+use crate::{Plan, Processor, State, Steps, Vendor, Weakness};
+
+const SPEC_CTRL_AND_IBPB: u32 = 1 << 26;
+const ARCH_CAPABILITIES: u32 = 1 << 29;
+const L1D_FLUSH: u32 = 1 << 28;
+const MD_CLEAR: u32 = 1 << 10;
+const BHI_CTRL: u32 = 1 << 4;
+const TSX: u32 = 1 << 11;
+const OLD_INTEL: u32 = SPEC_CTRL_AND_IBPB | L1D_FLUSH | MD_CLEAR;
+
+fn intel(model: u32, stepping: u32) -> Processor {
+    Processor { leaf_7_edx: OLD_INTEL, ..Processor::new(Vendor::Intel, 6, model, stepping) }
+}
+
+/// IBPB, and on all but the first Zen IBRS.
+fn amd(family: u32, model: u32, extended_8_ebx: u32, extended_21_eax: u32) -> Processor {
+    Processor { extended_8_ebx, extended_21_eax, ..Processor::new(Vendor::Amd, family, model, 1) }
+}
+
+/// Twelve processors with the microcode of 2025, and the steps for each.
+fn processors() -> [(&'static str, Processor, Steps); 12] {
+    const EVERY: Steps = Steps::CLEAR_REGISTERS;
+    let old = EVERY | Steps::IBRS_AT_EXIT | Steps::FILL_RETURN_STACK | Steps::IBPB_BETWEEN_VMS | Steps::CLEAR_HISTORY;
+    let enhanced = EVERY | Steps::IBRS_ALWAYS | Steps::IBPB_BETWEEN_VMS;
+    let forgets = EVERY | Steps::IBPB_AT_EXIT;
+    let capable = |model, stepping, capabilities, leaf_7_2_edx| Processor {
+        leaf_7_edx: OLD_INTEL | ARCH_CAPABILITIES,
+        leaf_7_2_edx,
+        capabilities,
+        ..intel(model, stepping)
+    };
+    [
+        ("Haswell-EP", intel(0x3f, 2), old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS),
+        ("Skylake-SP", Processor { leaf_7_ebx: TSX, ..intel(0x55, 4) }, old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS),
+        // RDCL_NO, IBRS_ALL, MDS_NO, TSX_CTRL, FB_CLEAR, GDS_CTRL.
+        (
+            "Cascade Lake",
+            capable(0x55, 7, 0x2a | 1 << 6 | 1 << 7 | 1 << 17 | 1 << 25 | 1, 0),
+            enhanced | Steps::ONE_CALL | Steps::CLEAR_HISTORY | Steps::CLEAR_BUFFERS,
+        ),
+        // The same, TAA_NO, and BHI_CTRL.
+        (
+            "Ice Lake-SP",
+            capable(0x6a, 6, 0x2b | 1 << 6 | 1 << 8 | 1 << 17 | 1 << 25, BHI_CTRL),
+            enhanced | Steps::ONE_CALL | Steps::HISTORY_DISABLED | Steps::CLEAR_BUFFERS,
+        ),
+        // All of that that has a bit: also MMIO, PBRSB_NO, GDS_NO, RFDS_NO, ITS_NO.
+        (
+            "Sapphire Rapids",
+            capable(0x8f, 8, 0x2b | 1 << 6 | 1 << 8 | 7 << 13 | 1 << 24 | 1 << 26 | 1 << 27 | 1 << 62, BHI_CTRL),
+            enhanced | Steps::HISTORY_DISABLED,
+        ),
+        (
+            "Alder Lake",
+            capable(0x97, 2, 0x2b | 1 << 6 | 1 << 8 | 7 << 13 | 1 << 24 | 1 << 26 | 1 << 28 | 1 << 62, BHI_CTRL),
+            enhanced | Steps::HISTORY_DISABLED | Steps::CLEAR_BUFFERS,
+        ),
+        ("Goldmont", intel(0x5c, 9), old),
+        ("Zen 1 (Naples)", amd(0x17, 0x01, 1 << 12, 0), forgets | Steps::SERIALIZING_LFENCE),
+        ("Zen 2 (Rome)", amd(0x17, 0x31, 1 << 12 | 1 << 14, 0), forgets | Steps::SERIALIZING_LFENCE),
+        (
+            "Zen 3 (Milan)",
+            amd(0x19, 0x01, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 28),
+            forgets | Steps::CLEAR_BUFFERS,
+        ),
+        (
+            "Zen 4 (Genoa)",
+            amd(0x19, 0x11, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 8 | 1 << 28),
+            forgets | Steps::CLEAR_BUFFERS,
+        ),
+        (
+            "Zen 5 (Turin)",
+            amd(0x1a, 0x02, 1 << 12 | 1 << 14, 1 << 2 | 1 << 8 | 1 << 28 | 1 << 29),
+            EVERY | Steps::AUTOMATIC_IBRS | Steps::IBPB_BETWEEN_VMS,
+        ),
+    ]
+}
+
+fn open(plan: &Plan) -> Vec<Weakness> {
+    plan.open().map(|(weakness, _)| weakness).collect()
+}
+
+#[test]
+fn each_processor_gets_its_steps() {
+    for (name, processor, steps) in processors() {
+        assert_eq!(Plan::of(&processor).steps, steps, "{name}");
+    }
+}
+
+#[test]
+fn what_stays_open_is_what_no_step_can_hold() {
+    for (name, processor, _) in processors() {
+        let found = open(&Plan::of(&processor));
+        let wanted: &[Weakness] = match name {
+            "Haswell-EP" => &[Weakness::ItlbMultihit],
+            // The registers that gathers leave: its microcode says nothing of them here.
+            "Skylake-SP" => &[Weakness::GatherDataSampling, Weakness::ItlbMultihit],
+            "Cascade Lake" | "Ice Lake-SP" => &[Weakness::IndirectTargetSelection],
+            "Goldmont" => &[Weakness::RegFileDataSampling],
+            _ => &[],
+        };
+        assert_eq!(found, wanted, "{name}");
+    }
+}
+
+#[test]
+fn microcode_from_before_2018_holds_nothing_and_is_named_as_the_reason() {
+    for (old, weaknesses) in [
+        (Processor::new(Vendor::Intel, 6, 0x55, 4), 6),
+        (Processor::new(Vendor::Amd, 0x17, 1, 2), 3),
+        (Processor::new(Vendor::Amd, 0x19, 1, 1), 3),
+    ] {
+        let plan = Plan::of(&old);
+        let by_microcode: Vec<_> = plan.open().filter(|(_, why)| why.contains("microcode")).collect();
+        assert_eq!(by_microcode.len(), weaknesses, "{by_microcode:?}");
+        let writes = Steps::IBRS_ALWAYS | Steps::IBRS_AT_EXIT | Steps::IBPB_AT_EXIT | Steps::IBPB_BETWEEN_VMS;
+        let writes = writes | Steps::FLUSH_L1D | Steps::AUTOMATIC_IBRS | Steps::HISTORY_DISABLED;
+        assert!(!plan.steps.intersects(writes), "no register is written that does not exist");
+    }
+}
+
+#[test]
+fn no_step_writes_a_register_that_the_processor_does_not_report() {
+    // Random reports. What #GP would end the host for must have its bit.
+    let mut state = 22_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 20
+    };
+    for _ in 0..200_000 {
+        let vendor = if random() & 1 == 0 { Vendor::Intel } else { Vendor::Amd };
+        let family = if vendor == Vendor::Intel {
+            6
+        } else {
+            [0x15, 0x17, 0x19, 0x1a][usize::from(random().to_le_bytes()[0] & 3)]
+        };
+        let mut word = || (random() & 0xffff_ffff) as u32;
+        let processor = Processor {
+            leaf_7_ebx: word(),
+            leaf_7_edx: word(),
+            leaf_7_2_edx: word(),
+            extended_8_ebx: word(),
+            extended_21_eax: word(),
+            extended_21_ecx: word(),
+            ..Processor::new(vendor, family, word() & 0xff, word() & 0xf)
+        };
+        let processor = Processor { capabilities: u64::from(word()) << 32 | u64::from(word()), ..processor };
+        let steps = Plan::of(&processor).steps;
+        let has_control = match vendor {
+            Vendor::Intel => processor.leaf_7_edx & SPEC_CTRL_AND_IBPB != 0,
+            Vendor::Amd => processor.extended_8_ebx & 1 << 14 != 0,
+        };
+        let has_ibpb = match vendor {
+            Vendor::Intel => has_control,
+            Vendor::Amd => processor.extended_8_ebx & 1 << 12 != 0,
+        };
+        let control = Steps::IBRS_ALWAYS | Steps::IBRS_AT_EXIT | Steps::HISTORY_DISABLED;
+        assert!(has_control || !steps.intersects(control), "{processor:x?} {steps:?}");
+        assert!(has_ibpb || !steps.intersects(Steps::IBPB_AT_EXIT | Steps::IBPB_BETWEEN_VMS), "{processor:x?}");
+        let flushes = vendor == Vendor::Intel && processor.leaf_7_edx & L1D_FLUSH != 0;
+        assert!(flushes || !steps.contains(Steps::FLUSH_L1D), "{processor:x?}");
+        let automatic = vendor == Vendor::Amd && processor.extended_21_eax & 1 << 8 != 0;
+        assert!(automatic || !steps.contains(Steps::AUTOMATIC_IBRS), "{processor:x?}");
+        assert!(vendor == Vendor::Amd || !steps.contains(Steps::SERIALIZING_LFENCE), "{processor:x?}");
+    }
+}
+
+#[test]
+fn mitigations_that_are_off_leave_all_open_and_do_nothing() {
+    for (name, processor, _) in processors() {
+        let on = Plan::of(&processor);
+        let off = on.off();
+        assert_eq!(off.steps, Steps::empty(), "{name}");
+        for weakness in Weakness::ALL {
+            let is_affected = on.state(weakness) != State::NotAffected;
+            assert_eq!(matches!(off.state(weakness), State::Vulnerable("mitigations=off")), is_affected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn siblings_are_told_where_threads_share_a_core() {
+    let (_, skylake, _) = processors()[1];
+    assert!(!Plan::of(&skylake).siblings_must_not_be_strangers(), "one thread");
+    assert!(Plan::of(&Processor { threads_per_core: 2, ..skylake }).siblings_must_not_be_strangers());
+}
+
+#[test]
+fn processor_is_read_from_its_leaves() {
+    let milan = |leaf: u32, _: u32| match leaf {
+        0 => [0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65],
+        1 => [0x00a0_0f11, 0, 0, 0],
+        0xb => [0, 2, 0, 0],
+        0x8000_0008 => [0, 1 << 12, 0, 0],
+        0x8000_0021 => [4, 0, 6, 0],
+        _ => [0; 4],
+    };
+    let found = Processor::read(milan, |_| panic!("AMD's have no such register")).expect("it is AMD's");
+    assert_eq!((found.vendor, found.family, found.model, found.stepping), (Vendor::Amd, 0x19, 0x01, 1));
+    assert_eq!((found.extended_8_ebx, found.extended_21_eax, found.extended_21_ecx), (1 << 12, 4, 6));
+    assert_eq!(found.threads_per_core, 2);
+
+    let skylake = |leaf: u32, subleaf: u32| match (leaf, subleaf) {
+        (0, _) => [0x16, 0x756e_6547, 0x6c65_746e, 0x4965_6e69],
+        (1, _) => [0x0005_0654, 0, 0, 0],
+        (7, 0) => [2, 0x800, 0, 0x2400_0000],
+        (7, 2) => [0, 0, 0, 0x10],
+        _ => [0; 4],
+    };
+    let found = Processor::read(skylake, u64::from).expect("it is Intel's");
+    assert_eq!((found.vendor, found.family, found.model, found.stepping), (Vendor::Intel, 6, 0x55, 4));
+    assert_eq!((found.capabilities, found.leaf_7_2_edx, found.threads_per_core), (0x10a, 0x10, 1));
+    assert_eq!(Processor::read(|_, _| [0; 4], |_| 0), None, "another vendor");
+}
+
+#[test]
+fn names_are_those_of_linux_and_differ() {
+    let names: Vec<String> = Weakness::ALL.iter().map(|weakness| weakness.name().into()).collect();
+    let mut sorted = names.clone();
+    sorted.sort();
+    sorted.dedup();
+    assert_eq!(sorted.len(), names.len());
+    for (at, weakness) in Weakness::ALL.into_iter().enumerate() {
+        assert_eq!(weakness as usize, at, "its place in the list");
+    }
+}
