@@ -38,7 +38,7 @@ const OUTERS: [(&str, &str, &str); 9] = [
     ("Xen", "Xen", "give the VM `nestedhvm=1`, if this Xen supports it"),
     ("Amazon", "Amazon EC2", "take a bare-metal instance with a processor of AMD"),
     ("Google", "Google Compute Engine", "take a machine with a processor of AMD that is no VM"),
-    ("Bochs", "Bochs", "choose a processor with SVM, such as `ryzen`"),
+    ("Bochs", "Bochs", "choose a processor with SVM or VT-x, such as `ryzen` or `corei7_skylake_x`"),
 ];
 const NEST: &str =
     "let the outer hypervisor nest (QEMU: kvm_amd with nested=1, and `-cpu host`), or take a machine that is no VM";

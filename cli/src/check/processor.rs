@@ -19,6 +19,10 @@ const GIC: Subject = Subject::needed("interrupts");
 pub(super) const SVM_OPTION: &str = "turn it on in the firmware's set-up: SVM Mode (ASRock, ASUS, Gigabyte, MSI, Supermicro), \
      Virtualization Technology (Dell, HP), AMD-V or SVM (Lenovo, others)";
 
+/// The same for VT-x.
+const VT_X_OPTION: &str =
+    "turn it on in the firmware's set-up, where it is called VT-x, VMX or Virtualization Technology";
+
 /// The machine's processors.
 #[derive(Clone, Debug)]
 pub(super) struct Processor {
@@ -29,6 +33,8 @@ pub(super) struct Processor {
     name: String,
     /// Flags that all of them have; of x86-64.
     flags: BTreeSet<String>,
+    /// What the first one has of VT-x. Linux shows it since 5.9.
+    vt_x: Option<String>,
     /// The last standard leaf of CPUID.
     pub(super) last_leaf: Option<u32>,
 }
@@ -63,12 +69,19 @@ impl Processor {
             vendor: first("vendor_id").unwrap_or_default(),
             name: first("model name").unwrap_or_default(),
             flags: flags.unwrap_or_default(),
+            vt_x: first("vmx flags"),
             last_leaf: first("cpuid level").and_then(|level| level.parse().ok()),
         })
     }
 
     pub(super) fn has(&self, flag: &str) -> bool {
         self.flags.contains(flag)
+    }
+
+    /// Whether Linux shows a part of VT-x, in either of two places, or shows none of them.
+    fn has_of_vt_x(&self, flag: &str) -> bool {
+        let Some(shown) = &self.vt_x else { return true };
+        self.has(flag) || shown.split_ascii_whitespace().any(|one| one == flag)
     }
 }
 
@@ -139,14 +152,17 @@ fn svm(tree: &Tree, processor: &Processor, outer: Option<&Outer>) -> Item {
     VIRTUALIZATION.missing(found, SVM_OPTION)
 }
 
-/// The hypervisor has no back end for VT-x yet.
+/// The hypervisor refuses to start VMs without these (`Capability::read` in crates/x86_defs/src/vmx/controls.rs).
 fn vt_x(processor: &Processor) -> Item {
-    let found = if processor.has("vmx") {
-        "Intel VT-x, which Dunlin does not support yet"
-    } else {
-        "a processor of Intel without VT-x; Dunlin does not support Intel's processors yet"
-    };
-    VIRTUALIZATION.missing(found, "this needs a processor of AMD; here `dunlin run` emulates one")
+    if !processor.has("vmx") {
+        let found = "no VT-x: the firmware has locked it off, or this processor has none";
+        return VIRTUALIZATION.missing(found, VT_X_OPTION);
+    }
+    let needed = [("ept", "EPT"), ("vpid", "VPID"), ("unrestricted_guest", "unrestricted guests")];
+    match needed.into_iter().find(|(flag, _)| !processor.has_of_vt_x(flag)) {
+        Some((_, name)) => VIRTUALIZATION.missing(format!("VT-x without {name}"), "this needs another processor"),
+        None => VIRTUALIZATION.ok("Intel VT-x, on which Dunlin has run in an emulator only"),
+    }
 }
 
 /// `Missing::LockedByFirmware`. `None` if there is nothing to lock.

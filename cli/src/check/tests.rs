@@ -202,13 +202,27 @@ fn many_kernels_are_counted_not_listed() {
 
 #[test]
 fn laptop_of_intel_is_told_plainly() {
-    let flags = "fpu lm pdpe1gb constant_tsc nonstop_tsc x2apic xsave vmx ept vpid";
-    let report = Machine::amd_server().cpuinfo("GenuineIntel", "Intel(R) Core(TM) i7-8750H", flags).report();
+    const FLAGS: &str = "fpu lm pdpe1gb constant_tsc nonstop_tsc x2apic xsave";
+    const OF_VT_X: &str = "vnmi preemption_timer ept_ad vpid unrestricted_guest ple pml";
+    let report = |flags: &str| {
+        let machine = Machine::amd_server().cpuinfo("GenuineIntel", "Intel(R) Core(TM) i7-8750H", flags);
+        machine.report()
+    };
+    let able = report(&format!("{FLAGS} vmx ept vpid\nvmx flags\t: {OF_VT_X}"));
+    assert_eq!(in_state(&able, State::Missing), [""; 0]);
+    assert_eq!(item(&able, "virtualization").1, "Intel VT-x, on which Dunlin has run in an emulator only");
+    // An old Linux does not show the parts.
+    assert_eq!(in_state(&report(&format!("{FLAGS} vmx")), State::Missing), [""; 0]);
+
+    let report = report(&format!("{FLAGS} vmx ept vpid\nvmx flags\t: {}", OF_VT_X.replace("unrestricted_guest", "")));
     assert_eq!(in_state(&report, State::Missing), ["virtualization"]);
-    let (_, found, remedy) = item(&report, "virtualization");
-    assert_eq!(found, "Intel VT-x, which Dunlin does not support yet");
-    assert!(remedy.contains("processor of AMD"), "{remedy}");
+    assert_eq!(item(&report, "virtualization").1, "VT-x without unrestricted guests");
     assert_eq!(report.verdict(), "Dunlin cannot run on this machine as it is. Missing: virtualization.");
+
+    let machine = Machine::amd_server().cpuinfo("GenuineIntel", "Intel(R) Core(TM) i7-8750H", FLAGS);
+    let report = machine.report();
+    let (_, found, remedy) = item(&report, "virtualization");
+    assert!(found.contains("locked") && remedy.contains("firmware"), "{found}: {remedy}");
     // What only AMD's processors have is not asked for.
     assert!(report.items.iter().all(|item| item.subject.name != "nested paging"));
 }

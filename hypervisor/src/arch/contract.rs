@@ -173,10 +173,20 @@ pub(crate) trait Arch: Sized + 'static {
     fn expire_timers(run: &mut Running<'_>, now: u64);
     /// The owner takes over the events that `work` announces.
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
-    /// Runs the vCPU's guest until its next exit. No TLB entry from before the VM's `epoch` is used.
-    fn enter(vcpu: &mut Self::Vcpu, host: &Self::HostContext, tags: &mut Self::CpuTags, epoch: u64, tally: Tally<'_>);
-    /// Handles the last exit.
-    fn handle_exit(run: &mut Running<'_>) -> Next;
+    /// Whether guests run by the second of the architecture's two back ends. It does not change.
+    fn uses_second_back_end() -> bool;
+    /// Runs the vCPU's guest until its next exit. No TLB entry from before the VM's `epoch` is used. `second` is the
+    /// answer of [`uses_second_back_end`](Self::uses_second_back_end), as a constant.
+    fn enter(
+        second: bool,
+        vcpu: &mut Self::Vcpu,
+        host: &Self::HostContext,
+        tags: &mut Self::CpuTags,
+        epoch: u64,
+        tally: Tally<'_>,
+    );
+    /// Handles the last exit. `second` as in [`enter`](Self::enter).
+    fn handle_exit(second: bool, run: &mut Running<'_>) -> Next;
 
     /// Maximum number of vCPUs of a VM with the machine's devices.
     fn most_vcpus_with_devices() -> u32;
@@ -378,14 +388,19 @@ macro_rules! implement {
                     delivery::take_posted;
                 fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;
                 fn held_no_more(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::held_no_more;
+                fn uses_second_back_end() -> bool = hwvirt::uses_second_back_end;
                 fn enter(
+                    second: bool,
                     vcpu: &mut Self::Vcpu,
                     host: &Self::HostContext,
                     tags: &mut Self::CpuTags,
                     epoch: u64,
                     tally: $crate::vcpu::Tally<'_>
                 ) -> () = entry::enter;
-                fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn handle_exit(
+                    second: bool,
+                    run: &mut $crate::vcpu::run::Running<'_>
+                ) -> $crate::vcpu::run::Next = exit::handle;
                 fn most_vcpus_with_devices() -> u32 = platform::most_vcpus_with_devices;
                 fn take_devices(vcpus: u32) -> Result<alloc::vec::Vec<$crate::frames::Frames>, alloc::string::String> =
                     platform::take_devices;

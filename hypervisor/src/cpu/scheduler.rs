@@ -390,6 +390,7 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
 
 /// Arms this pCPU's timer for the first of these: the vCPU's own timer, those of blocked vCPUs, the end of the slice,
 /// the next tick.
+#[inline(always)]
 pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
     let mut earliest = next_tick(cpu).min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
     if others_wait(cpu) {

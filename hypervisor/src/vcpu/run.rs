@@ -70,7 +70,10 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
     let paused = if run.is_held() { run.wait_while_held() } else { None };
-    let end = paused.unwrap_or_else(|| run_loop(run, host, tags, &mut traced));
+    let end = paused.unwrap_or_else(|| match Machine::uses_second_back_end() {
+        false => run_loop::<false>(run, host, tags, &mut traced),
+        true => run_loop::<true>(run, host, tags, &mut traced),
+    });
     if let Some(traced) = traced {
         traced.end(run, end);
     }
@@ -80,9 +83,10 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     end
 }
 
-/// Enters the guest and handles its exits, again and again.
-#[inline]
-fn run_loop(
+/// Enters the guest and handles its exits, again and again. Each back end has a copy: in one for both the code of one
+/// would take registers from the other.
+#[inline(never)]
+fn run_loop<const SECOND_BACK_END: bool>(
     run: &mut Running<'_>,
     host: &<Machine as Arch>::HostContext,
     tags: &mut <Machine as Arch>::CpuTags,
@@ -123,10 +127,10 @@ fn run_loop(
         if mutants::is(Mutant::PresenceLeftEarly) {
             run.vcpu.presence().leave();
         }
-        Machine::enter(&mut run.owner.arch, host, tags, run.vm.memory.epoch(), run.tally);
+        Machine::enter(SECOND_BACK_END, &mut run.owner.arch, host, tags, run.vm.memory.epoch(), run.tally);
         run.vcpu.presence().leave();
 
-        match Machine::handle_exit(run) {
+        match Machine::handle_exit(SECOND_BACK_END, run) {
             Next::Resume | Next::Idle => {}
             Next::Interrupted => {
                 Machine::take_interrupts();

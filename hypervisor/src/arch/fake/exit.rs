@@ -49,7 +49,7 @@ pub(super) enum Exit {
 }
 
 /// Handles the last exit.
-pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
     run.tally.exit(ExitReason::Other);
     match run.owner.arch.exit {
         Exit::Interrupted => return Next::Interrupted,

@@ -236,6 +236,11 @@ pub(crate) mod hwvirt {
         HostContext
     }
 
+    /// There is one back end.
+    pub(crate) const fn uses_second_back_end() -> bool {
+        false
+    }
+
     /// The first pCPU runs the test's script.
     pub(crate) const fn spares_first_cpu() -> bool {
         true
@@ -249,7 +254,14 @@ pub(crate) mod entry {
     use super::vcpu::ArchVcpu;
     use crate::vcpu::Tally;
 
-    pub(crate) fn enter(vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    pub(crate) fn enter(
+        _: bool,
+        vcpu: &mut ArchVcpu,
+        _: &HostContext,
+        tags: &mut CpuTags,
+        epoch: u64,
+        tally: Tally<'_>,
+    ) {
         vcpu.enter(tags, epoch, tally);
     }
 }

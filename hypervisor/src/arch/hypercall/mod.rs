@@ -69,6 +69,7 @@ pub(crate) struct Rights<'a> {
 }
 
 /// Executes a call, whose output goes to `output`. It calls `input` for the place of its input only if it needs one.
+#[inline(always)]
 pub(crate) fn call(
     run: &mut Running<'_>,
     control: Control,

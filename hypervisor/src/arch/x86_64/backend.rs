@@ -17,16 +17,17 @@
 //! A back end's `exit.rs` matches its exit codes and hands typed facts to `guest/`, such as [`PortAccess`]. Its
 //! `tags.rs` and `tlb.rs` are modules of the contract. Back ends have the same file names.
 //!
-//! All calls are static, and an exit makes none by a pointer. [`Chosen`] is the only name of a back end outside of its
-//! folder. With a second one, [`Hardware`] is one of two control blocks, and each function of a trait matches on which.
-//! No type in the traits is tied to a back end, so such a type can implement them. `enter` and `handle` match once per
-//! exit; the code of an exit stays in its back end, which knows its own control block.
+//! AMD's control block has the format of all. [`Chosen`] names its back end, whose calls are static. On a machine of
+//! Intel [`vmx`](super::vmx) carries that block into its VMCS and back ([decision 0028]); [`is_vmx`] says whether it
+//! does. The vCPU loop exists once for each ([`uses_second_back_end`](hwvirt::uses_second_back_end)).
+//!
+//! [decision 0028]: ../../../../../docs/decisions/0028-vt-x.md
 
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Display;
 use core::ops::DerefMut;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use addr::Hpa;
 use tlb_tag::{CpuTags, Flush, Tag};
@@ -35,7 +36,7 @@ use x86_events::Event;
 
 use super::guest::state::State;
 use super::guest::vcpu::ArchVcpu;
-use super::svm;
+use super::{svm, vmx};
 use crate::check::Finding;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -102,7 +103,7 @@ pub(crate) trait Backend {
 
     /// Runs the vCPU's guest until its next exit. No TLB entry from before the VM's `epoch` is used. Interrupts are
     /// [deferred](Self::defer_interrupts).
-    fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>);
+    fn enter(vcpu: &mut ArchVcpu, host: &Self::Host, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>);
 
     /// Handles the exit that the guest just made: the one match on its reason.
     fn handle(run: &mut Running<'_>) -> Next;
@@ -130,6 +131,9 @@ pub(crate) trait WorldSwitch {
 
     /// The vCPU comes to this pCPU, whose TSC the guest reads with `tsc_offset` added.
     fn arrive(&mut self, tsc_offset: u64);
+
+    /// The vCPU leaves this pCPU.
+    fn leave(&mut self);
 
     /// Sets the intercepts that change at run time: PAUSE while other vCPUs wait for the pCPU, and those of the back
     /// end.
@@ -193,6 +197,9 @@ pub(crate) trait Injection {
     /// The next entry delivers `event`, and ends the interrupt shadow.
     fn inject(&mut self, event: Event);
 
+    /// DR6 and DR7 in the control block are the guest's after this.
+    fn show_debug(&mut self);
+
     /// Whether an entry drops the interrupt shadow.
     fn loses_shadow(&self) -> bool;
 
@@ -247,10 +254,40 @@ pub(crate) struct ControlWrite {
     pub(crate) next_rip: u64,
 }
 
+/// Whether the machine is one of Intel.
+static IS_VMX: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`vmx`](super::vmx) is in use, from [`hwvirt::check`] on.
+#[inline(always)]
+pub(super) fn is_vmx() -> bool {
+    IS_VMX.load(Ordering::Relaxed)
+}
+
+/// Whose instructions the emulator follows where vendors differ.
+#[inline]
+pub(super) fn vendor() -> Vendor {
+    if is_vmx() { Vendor::Intel } else { Chosen::VENDOR }
+}
+
+/// A missing requirement of the machine.
+pub(crate) enum Missing {
+    Svm(<Chosen as Backend>::Missing),
+    Vmx(vmx::Missing),
+}
+
+impl Display for Missing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Svm(missing) => missing.fmt(f),
+            Self::Vmx(missing) => missing.fmt(f),
+        }
+    }
+}
+
 /// A pCPU's context for running guests.
 pub(crate) struct HostContext {
-    /// The back end's part.
-    pub(super) own: <Chosen as Backend>::Host,
+    /// The part of AMD's back end, if it is in use.
+    pub(super) own: Option<<Chosen as Backend>::Host>,
     /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 for none.
     pub(super) fpu_holder: AtomicU64,
 }
@@ -260,12 +297,13 @@ pub(crate) mod hwvirt {
     use alloc::format;
     use alloc::string::String;
     use alloc::vec::Vec;
-    use core::sync::atomic::AtomicU64;
+    use core::sync::atomic::{AtomicU64, Ordering};
 
     pub(crate) use super::HostContext;
-    use super::{Backend, Chosen, Features};
+    use super::{Backend, Chosen, Features, IS_VMX, Missing, is_vmx};
     use crate::arch::x86_64::guest::fpu;
     use crate::arch::x86_64::host::{acpi, apic, iommu, processor, tsc};
+    use crate::arch::x86_64::vmx;
     use crate::check::{Finding, Verdict};
     use crate::io::iommu::Guard;
 
@@ -273,13 +311,27 @@ pub(crate) mod hwvirt {
     pub(crate) const SLICES_PER_SECOND: u64 = 200;
 
     /// See [`Backend::check`].
-    pub(crate) fn check() -> Result<(), <Chosen as Backend>::Missing> {
-        Chosen::check()
+    ///
+    /// # Errors
+    /// The first missing feature. A machine with neither extension lacks AMD's.
+    pub(crate) fn check() -> Result<(), Missing> {
+        choose();
+        if is_vmx() { vmx::check().map_err(Missing::Vmx) } else { Chosen::check().map_err(Missing::Svm) }
+    }
+
+    /// Looks which extension the machine has.
+    fn choose() {
+        IS_VMX.store(vmx::is_there(), Ordering::Relaxed);
+    }
+
+    /// Whether the machine is one of Intel.
+    pub(crate) fn uses_second_back_end() -> bool {
+        is_vmx()
     }
 
     /// See [`Backend::features`].
     pub(crate) fn features() -> Features {
-        Chosen::features()
+        if is_vmx() { vmx::features() } else { Chosen::features() }
     }
 
     /// See [`Backend::spares_first_cpu`].
@@ -289,7 +341,12 @@ pub(crate) mod hwvirt {
 
     /// Makes this pCPU ready for guests. [`check`] must have succeeded.
     pub(crate) fn enable() -> HostContext {
-        let own = Chosen::enable();
+        let own = if is_vmx() {
+            vmx::enable();
+            None
+        } else {
+            Some(Chosen::enable())
+        };
         fpu::enable();
         HostContext { own, fpu_holder: AtomicU64::new(0) }
     }
@@ -301,13 +358,14 @@ pub(crate) mod hwvirt {
 
     /// The processor in words, with the features in use.
     pub(crate) fn describe() -> String {
-        format!("{}; {}", processor::name(), Chosen::describe())
+        format!("{}; {}", processor::name(), if is_vmx() { vmx::describe() } else { Chosen::describe() })
     }
 
     /// The results of `check` for the machine.
     pub(crate) fn findings() -> Vec<Finding> {
         let mut findings = Vec::from([processor::finding()]);
-        findings.extend(Chosen::findings());
+        choose();
+        findings.extend(if is_vmx() { vmx::findings() } else { Chosen::findings() });
 
         let clock = format!("{} kHz, {}", tsc::hz() / 1000, tsc::describe());
         findings.push(Finding {
@@ -340,25 +398,34 @@ pub(crate) mod hwvirt {
 
 /// Masking of interrupts in the vCPU loop.
 pub(crate) mod irq_mask {
-    use super::{Backend, Chosen};
+    use super::{Backend, Chosen, is_vmx};
     use crate::arch::x86_64::host::device_vectors;
+    use crate::arch::x86_64::vmx;
 
     /// See [`Backend::defer_interrupts`].
     #[inline]
     pub(crate) fn defer() {
-        Chosen::defer_interrupts();
+        if !is_vmx() {
+            Chosen::defer_interrupts();
+        }
     }
 
     /// See [`Backend::stop_deferring_interrupts`].
     #[inline]
     pub(crate) fn stop_deferring() {
-        Chosen::stop_deferring_interrupts();
+        if !is_vmx() {
+            Chosen::stop_deferring_interrupts();
+        }
     }
 
     /// See [`Backend::take_interrupts`]. Those of devices are handed on.
     #[inline]
     pub(crate) fn take() {
-        Chosen::take_interrupts();
+        if is_vmx() {
+            vmx::take_interrupts()
+        } else {
+            Chosen::take_interrupts()
+        }
         device_vectors::forward();
     }
 }
@@ -369,36 +436,36 @@ pub(crate) mod entry {
 
     use super::{Backend, Chosen, HostContext};
     use crate::arch::x86_64::guest::vcpu::ArchVcpu;
+    use crate::arch::x86_64::vmx;
     use crate::vcpu::Tally;
 
     /// See [`Backend::enter`].
     #[inline(always)]
-    pub(crate) fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
-        Chosen::enter(vcpu, host, tags, epoch, tally);
+    pub(crate) fn enter(
+        is_vmx: bool,
+        vcpu: &mut ArchVcpu,
+        host: &HostContext,
+        tags: &mut CpuTags,
+        epoch: u64,
+        tally: Tally<'_>,
+    ) {
+        if is_vmx {
+            vmx::enter(vcpu, tags, epoch, tally);
+        } else if let Some(own) = &host.own {
+            Chosen::enter(vcpu, own, tags, epoch, tally);
+        }
     }
 }
 
 /// Exits.
 pub(crate) mod exit {
     use super::{Backend, Chosen};
+    use crate::arch::x86_64::vmx;
     use crate::vcpu::run::{Next, Running};
 
     /// See [`Backend::handle`].
     #[inline(always)]
-    pub(crate) fn handle(run: &mut Running<'_>) -> Next {
-        Chosen::handle(run)
-    }
-}
-
-/// The format of stage-2 tables.
-pub(crate) mod format {
-    use super::{Backend, Chosen};
-
-    /// The kind of stage-2 tables of this architecture.
-    pub(crate) type Stage2Format = <Chosen as Backend>::Stage2Format;
-
-    /// See [`Backend::stage2_format`].
-    pub(crate) fn stage2_format() -> Stage2Format {
-        Chosen::stage2_format()
+    pub(crate) fn handle(is_vmx: bool, run: &mut Running<'_>) -> Next {
+        if is_vmx { vmx::handle(run) } else { Chosen::handle(run) }
     }
 }

@@ -52,7 +52,7 @@ pub(super) mod vector {
 
 /// Runs the guest until its next exit. After an error it does not: it is left for that again.
 #[inline(always)]
-pub(crate) fn enter(vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+pub(crate) fn enter(_: bool, vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
     if vcpu.has_erred {
         tally.add(|count| &count.entries, 1);
         vcpu.registers.vector = vector::ERROR;

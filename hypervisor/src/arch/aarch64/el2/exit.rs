@@ -24,7 +24,7 @@ use crate::vm::fault::{Needs, Resolved, resolve_fault};
 /// Handles the exit that the guest just made.
 // A part of the loop: to save the registers for a call would be a tenth of a fast exit.
 #[inline(always)]
-pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
     let tally = run.tally;
     let arch = &mut run.owner.arch;
     arch.fold_interrupts(tally);

@@ -179,6 +179,11 @@ pub(crate) fn spares_first_cpu() -> bool {
     false
 }
 
+/// There is one back end.
+pub(crate) const fn uses_second_back_end() -> bool {
+    false
+}
+
 /// The architecture's name, as the tool calls it.
 pub(crate) const fn name() -> &'static str {
     "aarch64"

@@ -54,6 +54,15 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8, told: Op
 /// Second byte of MOVZX from a word, which has the operands of LMSW.
 const MOVZX: u8 = 0xb7;
 
+/// MOV from CR8 to the general register `to`, on a processor that lets it exit.
+pub(in crate::arch::x86_64) fn read_task_priority(arch: &mut ArchVcpu, to: u8, next_rip: u64) {
+    let class = arch.apic.cr8();
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
+    registers.gprs_mut()[usize::from(to & 15)] = class.into();
+    registers.put_back();
+    arch.skip_to(next_rip);
+}
+
 /// EFER is written.
 pub(super) fn write_efer(run: &mut Running<'_>, value: u64) -> Result<(), Refused> {
     let offered = run.vm.platform().cpuid.offered();
@@ -102,6 +111,7 @@ fn load_status_word(run: &mut Running<'_>, word: u64, next_rip: u64) {
 }
 
 /// Sets the guest's state, and flushes entries that the change makes stale.
+#[inline(always)]
 fn enter_state(arch: &mut ArchVcpu, next: State) {
     let is_stale = arch.hardware.control().makes_stale(next);
     arch.hardware.set_control(next);

@@ -222,7 +222,7 @@ impl CpuidTable {
     }
 
     /// Answers the CPUID that `vcpu` executes.
-    #[inline]
+    #[inline(always)]
     pub(in crate::arch::x86_64) fn answer(&self, vcpu: &mut ArchVcpu) {
         #[expect(clippy::cast_possible_truncation, reason = "CPUID reads EAX and ECX")]
         let (number, subleaf) = (vcpu.hardware.rax() as u32, vcpu.gprs[gpr::RCX] as u32);

@@ -13,7 +13,7 @@ use super::cpuid;
 use super::state::{Gprs, State as _, gpr};
 use crate::arch::block::Block;
 use crate::arch::guest_ram::words::Word;
-use crate::arch::x86_64::backend::{Backend, Chosen};
+use crate::arch::x86_64::backend::{self, Backend, Chosen};
 use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -114,7 +114,7 @@ impl Cpu for Registers<'_> {
     }
     #[inline]
     fn vendor(&self) -> Vendor {
-        Chosen::VENDOR
+        backend::vendor()
     }
 }
 

@@ -37,7 +37,7 @@ const FIRST_INTERRUPT: u8 = 32;
 /// Before an entry.
 impl ArchVcpu {
     /// Chooses the event that the next entry delivers.
-    #[inline]
+    #[inline(always)]
     pub(in crate::arch::x86_64) fn prepare_event(&mut self, tally: Tally<'_>) {
         if self.hardware.has_interrupted_delivery() | !self.events.is_quiet() {
             return self.prepare_rare_event(tally);
@@ -118,6 +118,7 @@ impl ArchVcpu {
 
     /// Asks for an exit behind the next instruction.
     fn begin_step(&mut self) {
+        self.hardware.show_debug();
         let flags = if self.events.is_returning() { Flags::Loaded } else { self.at_flags };
         let mut guest = self.debug_registers();
         let step = Step::begin(self.hardware.rip(), &mut guest, flags);
@@ -133,7 +134,7 @@ impl ArchVcpu {
     }
 
     /// The guest's parent masks NMIs, or ends the mask.
-    pub(super) fn set_nmi_mask(&mut self, masks_nmis: bool) {
+    pub(in crate::arch::x86_64) fn set_nmi_mask(&mut self, masks_nmis: bool) {
         self.events.set_nmi_mask(masks_nmis);
         self.intercept_iret();
     }
@@ -158,6 +159,7 @@ impl ArchVcpu {
 
     /// Cancels the requests of the last entry. Returns whether the exit served only them, because a single step is
     /// over. Only #DB ends a step.
+    #[inline(always)]
     pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
         match core::mem::replace(&mut self.armed, Armed::Nothing) {
             Armed::Nothing | Armed::Assist => false,

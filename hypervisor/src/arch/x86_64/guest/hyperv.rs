@@ -21,7 +21,7 @@ use spin::Mutex;
 use stage2::Access;
 use x86_defs::cpuid::Registers;
 use x86_defs::registers::{cr0, efer};
-use x86_emulate::{Segment, SegmentRegister};
+use x86_emulate::{Segment, SegmentRegister, Vendor};
 
 use super::apic::{Origin, apply};
 use super::assist::{self, Assist};
@@ -33,6 +33,7 @@ use super::synic::owed;
 use super::vcpu::ArchVcpu;
 use super::{children, cpuid, fpu, intercept, synic};
 use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
+use crate::arch::x86_64::backend;
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::{Next, Running};
@@ -329,7 +330,7 @@ pub(super) fn write_owed(run: &mut Running<'_>, page: u32) -> Option<Gpa> {
         }
         owed::HYPERCALL if registers.hypercall.is_enabled() => {
             let at = registers.hypercall.page();
-            (at, memory.write(at, &CallInstruction::Vmmcall.page()))
+            (at, memory.write(at, &call_instruction().page()))
         }
         owed::ASSIST if run.owner.arch.vp_assist.is_enabled() => {
             let at = run.owner.arch.vp_assist.page();
@@ -434,7 +435,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
             if hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
                 wanted = wanted.with_enable(false);
             }
-            if !wanted.is_enabled() || memory.write(wanted.page(), &CallInstruction::Vmmcall.page()) {
+            if !wanted.is_enabled() || memory.write(wanted.page(), &call_instruction().page()) {
                 registers.hypercall = wanted;
                 return Ok(());
             }
@@ -500,7 +501,15 @@ impl HyperV {
     }
 }
 
-/// VMMCALL, in a VM that is offered the interface.
+/// The instruction by which guests call.
+fn call_instruction() -> CallInstruction {
+    match backend::vendor() {
+        Vendor::Amd => CallInstruction::Vmmcall,
+        Vendor::Intel => CallInstruction::Vmcall,
+    }
+}
+
+/// VMMCALL or VMCALL, in a VM that is offered the interface.
 #[inline(always)]
 pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;

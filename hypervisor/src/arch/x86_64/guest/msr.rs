@@ -10,11 +10,13 @@ use addr::Gpa;
 use log::debug;
 use x86_defs::control::Refused;
 use x86_defs::msr;
+use x86_emulate::Vendor;
 
 use super::apic::{Origin, apply};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use super::{control, cpuid, hyperv};
+use crate::arch::x86_64::backend;
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::{Effect, GeneralProtection, Mode};
 use crate::device::memory_types;
@@ -22,8 +24,6 @@ use crate::vcpu::run::{Next, Running};
 
 /// HWCR: the TSC always counts at the P0 frequency.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
-/// DE_CFG: LFENCE waits for all earlier instructions.
-const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
 
 /// MISC_ENABLE is Intel's, and no CPUID bit reports it. QEMU and KVM have it on every vendor's CPU, so some software
 /// does not check the vendor. Writes are stored without effect: the features that it would switch are not offered.
@@ -83,6 +83,7 @@ fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
 ///
 /// # Errors
 /// When it does not exist or cannot be read: the guest gets #GP.
+#[inline(always)]
 fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let arch = &mut run.owner.arch;
     match number {
@@ -95,7 +96,7 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
         msr::MISC_ENABLE => Ok(arch.misc_enable),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
         number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
-        number => arch.memory_types.read(number).or_else(|| amd_register(number)).ok_or(GeneralProtection),
+        number => arch.memory_types.read(number).or_else(|| vendors_register(number)).ok_or(GeneralProtection),
     }
 }
 
@@ -103,6 +104,7 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
 ///
 /// # Errors
 /// When it does not exist, cannot be written, or not with this value: the guest gets #GP and nothing has changed.
+#[inline(always)]
 fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
     let arch = &mut run.owner.arch;
     let effect = match number {
@@ -118,7 +120,7 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
         // none.
         msr::TSC | msr::TSC_ADJUST => return Ok(()),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
-        number if reads_as_zero(number) || amd_register(number).is_some() => return Ok(()),
+        number if reads_as_zero(number) || vendors_register(number).is_some() => return Ok(()),
         number => return write_kept(arch, number, value),
     };
     apply(Origin::of(run), &mut run.owner.arch.apic, effect);
@@ -152,13 +154,25 @@ fn reads_as_zero(number: u32) -> bool {
     matches!(number, msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL)
 }
 
-/// Values of registers that only AMD's processors have (APM vol. 2, appendix A; the processors' PPRs), and that kernels
-/// use without checking CPUID. Writes have no effect. On Intel's processors they raise #GP (SDM vol. 4 does not list
-/// them).
+/// Values of registers that only this vendor's processors have, and that kernels use without checking CPUID. Writes
+/// have no effect. On the other vendor's processors they raise #GP.
+fn vendors_register(number: u32) -> Option<u64> {
+    match backend::vendor() {
+        Vendor::Amd => amd_register(number),
+        Vendor::Intel => intel_register(number),
+    }
+}
+
+/// Those of Intel's (SDM vol. 4, table 2-2).
+fn intel_register(number: u32) -> Option<u64> {
+    matches!(number, msr::PLATFORM_ID | msr::EBL_CR_POWERON).then_some(0)
+}
+
+/// Those of AMD's (APM vol. 2, appendix A; the processors' PPRs).
 fn amd_register(number: u32) -> Option<u64> {
     match number {
         msr::HWCR => Some(HWCR_TSC_FREQ_SEL),
-        msr::DE_CFG => Some(DE_CFG_LFENCE_SERIALIZES),
+        msr::DE_CFG => Some(msr::DE_CFG_LFENCE_SERIALIZES),
         msr::K7_EVNTSEL0..=msr::K7_PERFCTR3
         | msr::SYSCFG
         | msr::TOP_MEM

@@ -99,7 +99,7 @@ fn children(vm: &Vm) -> Option<&Children> {
 }
 
 /// IN and OUT.
-#[inline]
+#[inline(always)]
 pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>, access: PortAccess) -> Next {
     let PortAccess { port, bytes, is_in, is_string, next_rip } = access;
     if is_string {

@@ -7,7 +7,7 @@ use x86_emulate::{Access, CpuState, SegmentRegister, Stop};
 use super::cpuid;
 use super::state::State as _;
 use crate::arch::hypercall::Held;
-use crate::arch::x86_64::backend::{Backend, Chosen};
+use crate::arch::x86_64::backend;
 
 /// RFLAGS.AC: the supervisor may access user pages although SMAP is on.
 const AC: u64 = 1 << 18;
@@ -35,7 +35,7 @@ pub(in crate::arch) fn translate(held: &mut Held<'_>, flags: TranslateFlags, gva
         efer: registers.control.efer,
         pkru: arch.fpu.pkru(),
         physical_bits: cpuid::physical_address_bits(),
-        vendor: Chosen::VENDOR,
+        vendor: backend::vendor(),
     };
     if flags.contains(TranslateFlags::USER_ACCESS) {
         cpu.cpl = 3;

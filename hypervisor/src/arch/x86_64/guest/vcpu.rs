@@ -153,6 +153,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
     /// The vCPU leaves this pCPU.
     fn unload(&mut self, _: &mut CpuTags) {
+        self.hardware.leave();
         self.fpu.save();
         if has_tsc_aux() {
             // SAFETY: the MSR exists; reading it has no effect.

@@ -15,8 +15,9 @@ use addr::Hpa;
 use tlb_tag::CpuTags;
 use x86_defs::vmcb::{ControlArea, TlbControl};
 
+use super::Host;
 use crate::arch::trace::{self, TraceEvent};
-use crate::arch::x86_64::backend::{HostContext, WorldSwitch as _};
+use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::guest::state::Gprs;
 use crate::arch::x86_64::guest::vcpu::{ArchVcpu, complete, prepare_tag};
 use crate::arch::x86_64::host::tsc;
@@ -24,7 +25,7 @@ use crate::vcpu::Tally;
 
 /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
 #[inline(always)]
-pub(super) fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+pub(super) fn enter(vcpu: &mut ArchVcpu, host: &Host, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
     vcpu.prepare_event(tally);
     // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits, one
     // of CR8 does not.
@@ -42,7 +43,7 @@ pub(super) fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags,
     // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). The VMCB is the vCPU's alone. Its intercepts were
     // set when it was made and are only ever added to or returned to that set. Its nested table maps nothing but the
     // VM's own memory. `host` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
-    unsafe { switch(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.own.state().0) };
+    unsafe { switch(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.state().0) };
     note_exit(&vcpu.hardware.vmcb.control);
 
     vcpu.left_at = tsc::raw();

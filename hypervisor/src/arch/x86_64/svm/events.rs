@@ -79,6 +79,12 @@ impl Injection for Vcpu {
         control.interrupt_shadow = 0;
     }
 
+    fn show_debug(&mut self) {
+        if let (image, Some(vmx)) = self.parts() {
+            vmx.show_debug(image);
+        }
+    }
+
     #[inline]
     fn loses_shadow(&self) -> bool {
         self.loses_shadow

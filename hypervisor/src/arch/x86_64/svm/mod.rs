@@ -16,6 +16,8 @@ pub(crate) mod tags;
 pub(crate) mod tlb;
 mod vcpu;
 
+pub(super) use vcpu::place;
+
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -34,7 +36,7 @@ use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
 use x86_emulate::Vendor;
 
-use super::backend::{self, Backend, HostContext};
+use super::backend::{self, Backend};
 use super::guest::vcpu::ArchVcpu;
 use super::host::paging;
 use super::host::processor::leaf;
@@ -104,7 +106,7 @@ impl Backend for Svm {
     }
 
     #[inline(always)]
-    fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    fn enter(vcpu: &mut ArchVcpu, host: &Host, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         entry::enter(vcpu, host, tags, epoch, tally);
     }
 
@@ -166,8 +168,8 @@ impl Missing {
         const ANOTHER: &str = "this needs another processor";
         match self {
             Self::Svm => (
-                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2)",
-                "on QEMU use `-cpu max`, in a VM let its hypervisor nest, otherwise this needs a processor of AMD",
+                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2), and no Intel VT-x (CPUID 1 ECX bit 5)",
+                "on QEMU use `-cpu max`, in a VM let its hypervisor nest, otherwise this needs another processor",
             ),
             Self::LockedByFirmware => (
                 "the firmware has locked SVM off (VM_CR.SVMDIS)",

@@ -8,6 +8,7 @@ use core::ops::{Deref, DerefMut};
 
 use addr::{Hpa, Hva};
 use tlb_tag::{Flush, Tag};
+use vmx_image::Scope;
 use x86_defs::exit_code;
 use x86_defs::registers::{cr0, cr4, efer};
 use x86_defs::vmcb::{IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
@@ -15,9 +16,10 @@ use x86_emulate::{Segment, SegmentRegister};
 
 use super::repeated::Disguised;
 use super::{events, hpa_of, open_ports, permission_maps};
-use crate::arch::x86_64::backend::{Exit, WorldSwitch};
+use crate::arch::x86_64::backend::{self, Exit, WorldSwitch};
 use crate::arch::x86_64::guest::state::{Registers, State, SystemCalls};
 use crate::arch::x86_64::host::quirks;
+use crate::arch::x86_64::vmx::{self, Vmx};
 use crate::layout::OwnPages;
 
 /// A VMCB and what goes with it.
@@ -33,16 +35,26 @@ pub(crate) struct Vcpu {
     pub(super) repeats_interrupts: bool,
     /// The last interrupt that went in, if it did so as a software interrupt.
     pub(super) disguised: Option<Disguised>,
+    /// On a machine of Intel, the VMCS that the control block is the image of.
+    vmx: Option<Box<Vmx>>,
 }
 
 /// Places among those that the VMCB has for us.
-mod place {
+pub(in crate::arch::x86_64) mod place {
     /// Bits of EFER that this machine cannot have in the VMCB now: see [`quirks::loses_paging_at_exit`]. LME, or none.
     ///
     /// [`quirks::loses_paging_at_exit`]: super::quirks::loses_paging_at_exit
     pub(super) const HIDDEN_EFER: usize = 0;
     /// LME, if this machine ever needs that.
     pub(super) const MAY_BE_HIDDEN: usize = 1;
+    /// Not zero if registers were written that VT-x carries into its VMCS only then.
+    pub(in crate::arch::x86_64) const CHANGED: usize = 2;
+    /// All registers were, but those of system calls.
+    pub(in crate::arch::x86_64) const CHANGED_ALL: u64 = 1 << 1;
+    /// Those of system calls.
+    pub(in crate::arch::x86_64) const CHANGED_CALLS: u64 = 1 << 2;
+    /// Control registers, or the like.
+    pub(super) const CHANGED_SOME: u64 = 1 << 0;
 }
 
 /// CR4 and CR8 among the intercepts of control registers.
@@ -80,6 +92,7 @@ impl WorldSwitch for Vcpu {
         control.host_use[place::MAY_BE_HIDDEN] = if quirks::loses_paging_at_exit() { efer::LME } else { 0 };
 
         let vmcb_hpa = hpa_of(&*vmcb);
+        let vmx = backend::is_vmx().then(|| Box::new(Vmx::new(stage2_root)));
         let looks_at = if quirks::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() };
         Self {
             vmcb,
@@ -88,6 +101,7 @@ impl WorldSwitch for Vcpu {
             looks_at,
             repeats_interrupts: quirks::repeats_interrupts(),
             disguised: None,
+            vmx,
         }
     }
 
@@ -96,6 +110,9 @@ impl WorldSwitch for Vcpu {
     }
 
     fn own_pages(&self) -> OwnPages {
+        if let Some(vmx) = &self.vmx {
+            return vmx.own_pages();
+        }
         let hva = Hva(core::ptr::from_ref(&*self.vmcb).addr() as u64);
         OwnPages { what: "VMCB", hva, bytes: size_of::<Vmcb>() }
     }
@@ -104,6 +121,15 @@ impl WorldSwitch for Vcpu {
         // A VMCB that another pCPU wrote to memory is read afresh.
         self.vmcb.control.clean = 0;
         self.vmcb.control.tsc_offset = tsc_offset;
+        if let (image, Some(vmx)) = self.parts() {
+            vmx.arrive(image);
+        }
+    }
+
+    fn leave(&mut self) {
+        if let (image, Some(vmx)) = self.parts() {
+            vmx.leave(image);
+        }
     }
 
     fn renew_intercepts(&mut self, others_wait: bool) {
@@ -129,6 +155,9 @@ impl WorldSwitch for Vcpu {
 
     fn flush_page(tag: Tag, address: u64) {
         let asid = tag.get();
+        if backend::is_vmx() {
+            return vmx::flush(Scope::Address { vpid: asid, gva: address });
+        }
         // SAFETY: INVLPGA drops TLB entries, which are only copies (APM vol. 3, INVLPGA). SVM is on: this pCPU has
         // loaded the vCPU.
         unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
@@ -168,6 +197,12 @@ impl WorldSwitch for Vcpu {
 }
 
 impl Vcpu {
+    /// The control block, and the VMCS that it is the image of, on a machine of Intel.
+    #[inline]
+    pub(in crate::arch::x86_64) fn parts(&mut self) -> (&mut Vmcb, Option<&mut Vmx>) {
+        (&mut self.vmcb, self.vmx.as_deref_mut())
+    }
+
     /// The exit code.
     #[inline]
     pub(super) fn reason(&self) -> u32 {
@@ -267,6 +302,7 @@ impl State for Vmcb {
         // APM vol. 2, 15.5.1 wants SVME set while a guest runs.
         let efer = state.efer & !hidden | efer::SVME;
         (save.cr0, save.cr4, save.efer) = (state.cr0, state.cr4, efer);
+        control.host_use[place::CHANGED] |= place::CHANGED_SOME;
     }
     #[inline]
     fn cr3(&self) -> u64 {
@@ -295,6 +331,7 @@ impl State for Vmcb {
     #[inline]
     fn set_pat(&mut self, value: u64) {
         self.save.g_pat = value;
+        self.control.host_use[place::CHANGED] |= place::CHANGED_SOME;
     }
     #[inline]
     fn is_in_shadow(&self) -> bool {
@@ -325,6 +362,7 @@ impl State for Vmcb {
         save.kernel_gs_base = calls.kernel_gs_base;
         (save.sysenter_cs, save.sysenter_esp, save.sysenter_eip) =
             (calls.sysenter_cs, calls.sysenter_esp, calls.sysenter_eip);
+        self.control.host_use[place::CHANGED] |= place::CHANGED_CALLS;
     }
 
     fn registers(&self) -> Registers {
@@ -356,6 +394,7 @@ impl State for Vmcb {
 
     fn set_registers(&mut self, registers: &Registers) {
         self.set_control(registers.control);
+        self.control.host_use[place::CHANGED] |= place::CHANGED_ALL;
         let save = &mut self.save;
         (save.rax, save.rsp, save.rip, save.rflags) = (registers.rax, registers.rsp, registers.rip, registers.rflags);
         (save.es, save.cs, save.ss, save.ds) = (registers.es, registers.cs, registers.ss, registers.ds);
