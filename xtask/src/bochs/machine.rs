@@ -11,8 +11,6 @@ use anyhow::{Context, Result};
 
 use crate::emulators::Unpacked;
 
-/// The processor: SVM with next RIP and flush by ASID, which QEMU's emulation lacks.
-const MODEL: &str = "ryzen";
 /// Instructions per second of the machine's own time. Its TSC and its timers count them, so its behaviour depends
 /// little on the speed of emulation.
 const INSTRUCTIONS_PER_SECOND: u32 = 50_000_000;
@@ -23,6 +21,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
 
 /// The machine.
 pub(super) struct Machine<'a> {
+    /// The processor, by Bochs' name.
+    pub(super) model: &'a str,
     pub(super) bochs: &'a Unpacked,
     pub(super) image: &'a Path,
     pub(super) cpus: u32,
@@ -111,7 +111,7 @@ impl Machine<'_> {
     }
 
     fn configuration(&self, log: &Path, serial: &Path) -> String {
-        let Self { bochs, image, cpus, memory_mib, .. } = self;
+        let Self { model, bochs, image, cpus, memory_mib, .. } = self;
         let file = |path: &str| bochs.file(path).display().to_string();
         let mut text = String::new();
         let mut line = |words: String| {
@@ -126,7 +126,7 @@ impl Machine<'_> {
         // That display has no 32-bit pixels, which GRUB would request. Without them GRUB 2.06 uses 8 bits, and crashes.
         line("vga: extension=none".into());
         line(format!("memory: guest={memory_mib}, host={memory_mib}"));
-        line(format!("cpu: model={MODEL}, count={cpus}, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0"));
+        line(format!("cpu: model={model}, count={cpus}, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0"));
         // The same date at each start.
         line("clock: sync=none, time0=1767225600".into());
         line("ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14".into());

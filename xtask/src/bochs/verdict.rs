@@ -8,16 +8,29 @@ pub(super) struct Wants {
     never: &'static [&'static str],
 }
 
-/// The hypervisor's lines about processor features that QEMU's emulation lacks, and its last line.
-const OF_THE_PROCESSOR: [&str; 2] = ["next RIP, flush by ASID", "all VMs have ended"];
+/// A processor, by Bochs' name, and what the hypervisor says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Processor {
+    pub(super) model: &'static str,
+    says: &'static str,
+}
+
+/// AMD's: SVM with next RIP and flush by ASID, which QEMU's emulation lacks. Intel's: VT-x, which it lacks at all.
+pub(super) const PROCESSORS: [Processor; 2] = [
+    Processor { model: "ryzen", says: "next RIP, flush by ASID" },
+    Processor { model: "corei7_skylake_x", says: "VT-x with EPT" },
+];
+
+/// The hypervisor's last line.
+const LAST: &str = "all VMs have ended";
 
 /// A guest's output when it found an error, or could not continue.
 const COMPLAINTS: &[&str] = &["violation ", "outcome=fail", "exception ", "panic", "error about=", "unsupported"];
 
 impl Wants {
     /// Debian with this many vCPUs on this many CPUs.
-    pub(super) fn debian(cpus: u32, vcpus: u32) -> Self {
-        let mut wants = Self::of_all(cpus);
+    pub(super) fn debian(processor: Processor, cpus: u32, vcpus: u32) -> Self {
+        let mut wants = Self::of_all(processor, cpus);
         wants.words.extend([
             format!("CPUs online: {vcpus}"),
             format!("Parallel job: {vcpus} of {vcpus} workers finished"),
@@ -28,17 +41,16 @@ impl Wants {
     }
 
     /// Experiments of the measuring guest; none may find an error.
-    pub(super) fn experiments(cpus: u32) -> Self {
-        let mut wants = Self::of_all(cpus);
+    pub(super) fn experiments(processor: Processor, cpus: u32) -> Self {
+        let mut wants = Self::of_all(processor, cpus);
         wants.words.push(" failures=0".to_string());
         wants.words.push("done experiments=".to_string());
         wants.never = COMPLAINTS;
         wants
     }
 
-    fn of_all(cpus: u32) -> Self {
-        let mut words: Vec<String> = OF_THE_PROCESSOR.map(String::from).into();
-        words.push(format!("{cpus} pCPUs"));
+    fn of_all(processor: Processor, cpus: u32) -> Self {
+        let words = vec![processor.says.to_string(), LAST.to_string(), format!("{cpus} pCPUs")];
         Self { words, never: &[] }
     }
 
@@ -53,30 +65,30 @@ impl Wants {
 
 #[cfg(test)]
 mod tests {
-    use super::Wants;
+    use super::{PROCESSORS, Wants};
 
     const BOOTED: &str = "[ 0.0] 2 pCPUs, 1 MiB free\n[ 0.0] Ryzen; next RIP, flush by ASID\nCPUs online: 4\r\n\
                           Parallel job: 4 of 4 workers finished\r\n exit=0\r\n[ 9.0] all VMs have ended\r\n";
 
     #[test]
     fn boot_that_says_all_is_as_wanted() {
-        assert_eq!(Wants::debian(2, 4).missing_in(BOOTED), [""; 0]);
+        assert_eq!(Wants::debian(PROCESSORS[0], 2, 4).missing_in(BOOTED), [""; 0]);
     }
 
     #[test]
     fn what_is_missing_and_what_should_not_be_there_is_named() {
         let text = BOOTED.replace("exit=0", "exit=1") + "Kernel panic - not syncing\r\n";
-        let complaints = Wants::debian(2, 4).missing_in(&text);
+        let complaints = Wants::debian(PROCESSORS[0], 2, 4).missing_in(&text);
         assert_eq!(complaints, ["it did not say \"exit=0\"", "it said \"Kernel panic - not syncing\""]);
-        assert_eq!(Wants::debian(1, 4).missing_in(BOOTED), ["it did not say \"1 pCPUs\""]);
+        assert_eq!(Wants::debian(PROCESSORS[0], 1, 4).missing_in(BOOTED), ["it did not say \"1 pCPUs\""]);
     }
 
     #[test]
     fn experiment_that_finds_something_wrong_fails() {
         let text = "2 pCPUs; next RIP, flush by ASID\ndone experiments=1 failures=0\nall VMs have ended\n";
-        assert_eq!(Wants::experiments(2).missing_in(text), [""; 0]);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in(text), [""; 0]);
         let wrong = format!("{text}violation experiment=x of=y expected=gp seen=none judged=true\n");
-        assert_eq!(Wants::experiments(2).missing_in(&wrong).len(), 1);
-        assert_eq!(Wants::experiments(2).missing_in("").len(), 5);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in(&wrong).len(), 1);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in("").len(), 5);
     }
 }
