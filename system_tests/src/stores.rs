@@ -102,7 +102,16 @@ impl Text {
         self.start..self.start + self.bytes.len() as u64
     }
 
-    fn at(&self, rip: u64) -> Option<Instruction> {
+    /// Where these bytes are.
+    #[must_use]
+    pub fn places_of(&self, bytes: &[u8]) -> Vec<u64> {
+        let offsets = self.bytes.windows(bytes.len()).enumerate().filter(|(_, window)| *window == bytes);
+        offsets.map(|(offset, _)| self.start + offset as u64).collect()
+    }
+
+    /// The instruction at an address.
+    #[must_use]
+    pub fn at(&self, rip: u64) -> Option<Instruction> {
         let offset = usize::try_from(rip.checked_sub(self.start)?).ok()?;
         let mut decoder = Decoder::with_ip(64, self.bytes.get(offset..)?, rip, DecoderOptions::NONE);
         Some(decoder.decode())

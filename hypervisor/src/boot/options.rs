@@ -23,6 +23,7 @@ const KNOWN: &[OptionSpec] = &[
     // Parsed by [`super::console`], which reports errors on all consoles that it finds.
     OptionSpec { name: "console", takes: Takes::Anything },
     OptionSpec { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
+    OptionSpec { name: "mitigations", takes: Takes::OneOf(&["auto", "off"]) },
     OptionSpec { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
     OptionSpec {
         name: "selftest",

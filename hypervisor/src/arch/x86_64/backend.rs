@@ -135,6 +135,9 @@ pub(crate) trait WorldSwitch {
     /// The vCPU leaves this pCPU.
     fn leave(&mut self);
 
+    /// HPA of the VM's stage-2 tables.
+    fn root(&self) -> Hpa;
+
     /// Sets the intercepts that change at run time: PAUSE while other vCPUs wait for the pCPU, and those of the back
     /// end.
     fn renew_intercepts(&mut self, others_wait: bool);
@@ -290,6 +293,9 @@ pub(crate) struct HostContext {
     pub(super) own: Option<<Chosen as Backend>::Host>,
     /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 for none.
     pub(super) fpu_holder: AtomicU64,
+    /// HPA of the stage-2 tables of the VM that ran here last, and how many vCPUs had been made then.
+    pub(super) last_root: AtomicU64,
+    pub(super) vcpus_made: AtomicU64,
 }
 
 /// Hardware virtualization of this machine.
@@ -303,7 +309,7 @@ pub(crate) mod hwvirt {
     use super::{Backend, Chosen, Features, IS_VMX, Missing, is_vmx};
     use crate::arch::x86_64::guest::fpu;
     use crate::arch::x86_64::host::{acpi, apic, iommu, processor, tsc};
-    use crate::arch::x86_64::vmx;
+    use crate::arch::x86_64::{speculation, vmx};
     use crate::check::{Finding, Verdict};
     use crate::io::iommu::Guard;
 
@@ -348,7 +354,8 @@ pub(crate) mod hwvirt {
             Some(Chosen::enable())
         };
         fpu::enable();
-        HostContext { own, fpu_holder: AtomicU64::new(0) }
+        speculation::enable();
+        HostContext { own, fpu_holder: AtomicU64::new(0), last_root: AtomicU64::new(0), vcpus_made: AtomicU64::new(0) }
     }
 
     /// The architecture's name, as the tool calls it.

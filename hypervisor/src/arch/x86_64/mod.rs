@@ -6,6 +6,7 @@
 pub(crate) mod backend;
 pub(crate) mod guest;
 pub(crate) mod host;
+mod speculation;
 pub(crate) mod stage2_format;
 mod svm;
 mod vmx;

@@ -359,6 +359,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         counter::hz() / 1000,
         machine.conduit.name(),
     );
+    log::info!("speculation: nothing is done: only VMs that trust each other may share a real processor");
 
     // A loader for AArch64 passes one file, the payload.
     crate::start(&boot, core::iter::empty().collect())

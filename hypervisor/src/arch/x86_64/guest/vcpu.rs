@@ -34,6 +34,7 @@ use super::{intercept, own_machine};
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::speculation;
 use crate::arch::{Machine, VcpuState};
 use crate::device::interrupt::Pin;
 use crate::device::local_apic::{self, LocalApic, Pinned};
@@ -120,6 +121,7 @@ impl VcpuState<Machine> for ArchVcpu {
             vcpu.hardware.open_ports(own_machine::closed_ports());
         }
         vcpu.reset_registers();
+        speculation::vcpu_made();
         vcpu
     }
 
@@ -138,6 +140,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
     /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
     fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+        speculation::arrive(cpu, self.hardware.root());
         self.fpu.load(cpu, came_back);
         if has_tsc_aux() {
             // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.

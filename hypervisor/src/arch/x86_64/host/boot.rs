@@ -30,6 +30,7 @@ use super::{
 use crate::arch::control_port;
 use crate::arch::ram::LoadedFile;
 use crate::arch::x86_64::backend::{Backend as _, Chosen};
+use crate::arch::x86_64::speculation;
 use crate::boot::Boot;
 use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
@@ -334,6 +335,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     pci::init(machine, &handover.memory);
     iommu::init(machine, &handover.memory);
     control_port::open();
+    speculation::choose(boot.option("mitigations"));
     if boot.option("selftest") == Some("tsc-skew") {
         tsc::plant_skew();
     }

@@ -458,8 +458,12 @@ extern "sysv64" fn handle_nmi() {
 extern "C" fn debug() {
     naked_asm!(
         "push rax",
-        "lea rax, [rip + dunlin_behind_vmrun]",
+        "lea rax, [rip + dunlin_behind_vmrun_of_switch]",
         "cmp rax, [rsp + 8]",
+        "je 2f",
+        "lea rax, [rip + dunlin_behind_vmrun_of_switch_with_steps]",
+        "cmp rax, [rsp + 8]",
+        "2:",
         "pop rax",
         "jne {report}",
         "iretq",

@@ -2,7 +2,7 @@
 
 use alloc::format;
 use alloc::string::String;
-use core::arch::x86_64::{__cpuid, CpuidResult};
+use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 use x86_defs::cpuid::{leaf_1_ecx, leaf_7_ecx};
 
@@ -16,8 +16,16 @@ pub(crate) fn leaf(number: u32) -> CpuidResult {
     __cpuid(number)
 }
 
+/// A subleaf of a CPUID leaf; zero beyond the last leaf.
+pub(crate) fn subleaf(number: u32, subleaf: u32) -> CpuidResult {
+    if number > __cpuid(number & 0xf000_0000).eax {
+        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+    }
+    __cpuid_count(number, subleaf)
+}
+
 /// Whether QEMU's TCG emulates this machine.
-pub(super) fn is_emulated() -> bool {
+pub(crate) fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
     let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
     let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);

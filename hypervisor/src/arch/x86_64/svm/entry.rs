@@ -21,6 +21,7 @@ use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::guest::state::Gprs;
 use crate::arch::x86_64::guest::vcpu::{ArchVcpu, complete, prepare_tag};
 use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::speculation::{guarded, is_guarded};
 use crate::vcpu::Tally;
 
 /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
@@ -40,10 +41,15 @@ pub(super) fn enter(vcpu: &mut ArchVcpu, host: &Host, tags: &mut CpuTags, epoch:
     tally.add(|count| &count.entries, 1);
 
     note_entry(&vcpu.hardware.vmcb.control);
-    // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). The VMCB is the vCPU's alone. Its intercepts were
-    // set when it was made and are only ever added to or returned to that set. Its nested table maps nothing but the
-    // VM's own memory. `host` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
-    unsafe { switch(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.state().0) };
+    if is_guarded() {
+        // SAFETY: as below.
+        unsafe { switch_with_steps(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.state().0) };
+    } else {
+        // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). The VMCB is the vCPU's alone. Its intercepts
+        // were set when it was made and are only ever added to or returned to that set. Its nested table maps nothing
+        // but the VM's own memory. `host` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
+        unsafe { switch(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.state().0) };
+    }
     note_exit(&vcpu.hardware.vmcb.control);
 
     vcpu.left_at = tsc::raw();
@@ -80,72 +86,83 @@ fn note_exit(control: &ControlArea) {
     trace::note(|| TraceEvent::Leave { tag: control.guest_asid, root: Hpa(control.n_cr3) });
 }
 
-/// Runs the guest of the VMCB at `guest` until its next exit.
-///
-/// # Safety
-/// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses at the same time. Its
-/// intercepts and its nested page table confine the guest. `host` is the page into which this pCPU saved its own state
-/// by VMSAVE, and nothing that VMSAVE covers has changed since.
-#[unsafe(naked)]
-unsafe extern "C" fn switch(gprs: *mut Gprs, guest: u64, host: u64) {
-    naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "push rdi",
-        "push rdx",
-        //
-        "mov rax, rsi",
-        "vmload rax",
-        "mov rcx, [rdi + 8]",
-        "mov rdx, [rdi + 16]",
-        "mov rbx, [rdi + 24]",
-        "mov rbp, [rdi + 40]",
-        "mov rsi, [rdi + 48]",
-        "mov r8, [rdi + 64]",
-        "mov r9, [rdi + 72]",
-        "mov r10, [rdi + 80]",
-        "mov r11, [rdi + 88]",
-        "mov r12, [rdi + 96]",
-        "mov r13, [rdi + 104]",
-        "mov r14, [rdi + 112]",
-        "mov r15, [rdi + 120]",
-        "mov rdi, [rdi + 56]",
-        //
-        "vmrun rax",
-        // The handler of #DB knows this place by its name.
-        ".globl dunlin_behind_vmrun",
-        "dunlin_behind_vmrun:",
-        // RAX holds the VMCB again, RSP our stack; everything else is still the guest's.
-        "vmsave rax",
-        "mov rax, [rsp]",
-        "vmload rax",
-        "mov rax, [rsp + 8]",
-        "mov [rax + 8], rcx",
-        "mov [rax + 16], rdx",
-        "mov [rax + 24], rbx",
-        "mov [rax + 40], rbp",
-        "mov [rax + 48], rsi",
-        "mov [rax + 56], rdi",
-        "mov [rax + 64], r8",
-        "mov [rax + 72], r9",
-        "mov [rax + 80], r10",
-        "mov [rax + 88], r11",
-        "mov [rax + 96], r12",
-        "mov [rax + 104], r13",
-        "mov [rax + 112], r14",
-        "mov [rax + 120], r15",
-        //
-        "add rsp, 16",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        "ret",
-    )
+/// Makes a world switch, with more to do before an entry and behind an exit.
+macro_rules! world_switch {
+    ($name:ident, $before:expr, $behind:expr, $($operands:tt)*) => {
+        /// Runs the guest of the VMCB at `guest` until its next exit.
+        ///
+        /// # Safety
+        /// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses at the same time.
+        /// Its intercepts and its nested page table confine the guest. `host` is the page into which this pCPU saved
+        /// its own state by VMSAVE, and nothing that VMSAVE covers has changed since.
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(gprs: *mut Gprs, guest: u64, host: u64) {
+            naked_asm!(
+                "push rbp",
+                "push rbx",
+                "push r12",
+                "push r13",
+                "push r14",
+                "push r15",
+                "push rdi",
+                "push rdx",
+                //
+                $before,
+                "mov rax, rsi",
+                "vmload rax",
+                "mov rcx, [rdi + 8]",
+                "mov rdx, [rdi + 16]",
+                "mov rbx, [rdi + 24]",
+                "mov rbp, [rdi + 40]",
+                "mov rsi, [rdi + 48]",
+                "mov r8, [rdi + 64]",
+                "mov r9, [rdi + 72]",
+                "mov r10, [rdi + 80]",
+                "mov r11, [rdi + 88]",
+                "mov r12, [rdi + 96]",
+                "mov r13, [rdi + 104]",
+                "mov r14, [rdi + 112]",
+                "mov r15, [rdi + 120]",
+                "mov rdi, [rdi + 56]",
+                //
+                "vmrun rax",
+                // The handler of #DB knows this place by its name.
+                concat!(".globl dunlin_behind_vmrun_of_", stringify!($name)),
+                concat!("dunlin_behind_vmrun_of_", stringify!($name), ":"),
+                // RAX holds the VMCB again, RSP our stack; everything else is still the guest's.
+                "vmsave rax",
+                "mov rax, [rsp]",
+                "vmload rax",
+                "mov rax, [rsp + 8]",
+                "mov [rax + 8], rcx",
+                "mov [rax + 16], rdx",
+                "mov [rax + 24], rbx",
+                "mov [rax + 40], rbp",
+                "mov [rax + 48], rsi",
+                "mov [rax + 56], rdi",
+                "mov [rax + 64], r8",
+                "mov [rax + 72], r9",
+                "mov [rax + 80], r10",
+                "mov [rax + 88], r11",
+                "mov [rax + 96], r12",
+                "mov [rax + 104], r13",
+                "mov [rax + 112], r14",
+                "mov [rax + 120], r15",
+                //
+                $behind,
+                "add rsp, 16",
+                "pop r15",
+                "pop r14",
+                "pop r13",
+                "pop r12",
+                "pop rbx",
+                "pop rbp",
+                "ret",
+                $($operands)*
+            )
+        }
+    };
 }
+
+world_switch! { switch, "", "", }
+guarded! { world_switch, switch_with_steps }

@@ -132,6 +132,10 @@ impl WorldSwitch for Vcpu {
         }
     }
 
+    fn root(&self) -> Hpa {
+        Hpa(self.vmcb.control.n_cr3)
+    }
+
     fn renew_intercepts(&mut self, others_wait: bool) {
         let intercepts = &mut self.vmcb.control.intercept_1;
         intercepts.set(Intercept1::PAUSE, others_wait);

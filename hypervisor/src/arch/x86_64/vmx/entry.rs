@@ -21,6 +21,7 @@ use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::guest::state::{Gprs, gpr};
 use crate::arch::x86_64::guest::vcpu::{ArchVcpu, complete, prepare_tag};
 use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::speculation::{guarded, is_guarded};
 use crate::vcpu::Tally;
 use addr::Hpa;
 
@@ -55,9 +56,15 @@ pub(in crate::arch::x86_64) fn enter(vcpu: &mut ArchVcpu, tags: &mut CpuTags, ep
     trace::note(|| TraceEvent::Enter { tag, root });
     carry::carry_in(vmx, image);
     gprs[gpr::RAX] = image.save.rax;
-    // SAFETY: the vCPU loop masks interrupts. The VMCS is the vCPU's alone, and this pCPU's current one. Its controls
-    // confine the guest, its stage 2 maps nothing but the VM's own memory, and its host's state is this pCPU's.
-    let has_run = unsafe { switch(gprs, vmx.is_launched) };
+    let has_run = if is_guarded() {
+        // SAFETY: as below.
+        unsafe { switch_with_steps(gprs, vmx.is_launched) }
+    } else {
+        // SAFETY: the vCPU loop masks interrupts. The VMCS is the vCPU's alone, and this pCPU's current one. Its
+        // controls confine the guest, its stage 2 maps nothing but the VM's own memory, and its host's state is this
+        // pCPU's.
+        unsafe { switch(gprs, vmx.is_launched) }
+    };
     image.save.rax = gprs[gpr::RAX];
     if has_run {
         vmx.is_launched = true;
@@ -83,91 +90,108 @@ fn refused() {
 }
 
 unsafe extern "C" {
-    static dunlin_behind_exit: u8;
+    static dunlin_behind_exit_of_switch: u8;
+    static dunlin_behind_exit_of_switch_with_steps: u8;
 }
 
 /// Where an exit leads.
 pub(super) fn behind_exit() -> u64 {
-    (&raw const dunlin_behind_exit).addr() as u64
+    let place = if is_guarded() {
+        &raw const dunlin_behind_exit_of_switch_with_steps
+    } else {
+        &raw const dunlin_behind_exit_of_switch
+    };
+    place.addr() as u64
 }
 
-/// Runs the guest of the current VMCS until its next exit. Returns whether it was entered.
-///
-/// # Safety
-/// IF is clear. The VMCS confines the guest, and its host's state is this pCPU's.
-#[unsafe(naked)]
-unsafe extern "C" fn switch(gprs: *mut Gprs, is_launched: bool) -> bool {
-    naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "push rdi",
-            "mov eax, {host_rsp}",
-        "vmwrite rax, rsp",
-        "test sil, sil",
-        // None of these changes a flag.
-        "mov rax, [rdi]",
-        "mov rcx, [rdi + 8]",
-        "mov rdx, [rdi + 16]",
-        "mov rbx, [rdi + 24]",
-        "mov rbp, [rdi + 40]",
-        "mov rsi, [rdi + 48]",
-        "mov r8, [rdi + 64]",
-        "mov r9, [rdi + 72]",
-        "mov r10, [rdi + 80]",
-        "mov r11, [rdi + 88]",
-        "mov r12, [rdi + 96]",
-        "mov r13, [rdi + 104]",
-        "mov r14, [rdi + 112]",
-        "mov r15, [rdi + 120]",
-        "mov rdi, [rdi + 56]",
-        "jnz 2f",
-        // In the shadow of STI nothing is let in: an interrupt that is pending ends the entry. Without STI,
-        // Bochs 3.0 would keep interrupts pending for as long as a guest keeps its own IF clear.
-        "sti",
-        "vmlaunch",
-        "jmp 3f",
-        "2:",
-        "sti",
-        "vmresume",
-        // It has failed. Nothing of the guest's is of use.
-        "3:",
-        "cli",
-        "xor eax, eax",
-        "jmp 4f",
-        ".globl dunlin_behind_exit",
-        "dunlin_behind_exit:",
-        "push rax",
-        "mov rax, [rsp + 8]",
-        "mov [rax + 8], rcx",
-        "mov [rax + 16], rdx",
-        "mov [rax + 24], rbx",
-        "mov [rax + 40], rbp",
-        "mov [rax + 48], rsi",
-        "mov [rax + 56], rdi",
-        "mov [rax + 64], r8",
-        "mov [rax + 72], r9",
-        "mov [rax + 80], r10",
-        "mov [rax + 88], r11",
-        "mov [rax + 96], r12",
-        "mov [rax + 104], r13",
-        "mov [rax + 112], r14",
-        "mov [rax + 120], r15",
-        "pop rcx",
-        "mov [rax], rcx",
-            "mov eax, 1",
-        "4:",
-        "add rsp, 8",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        "ret",
-        host_rsp = const field::HOST_RSP,
-    )
+/// Makes a world switch, with more to do before an entry and behind an exit.
+macro_rules! world_switch {
+    ($name:ident, $before:expr, $behind:expr, $($operands:tt)*) => {
+        /// Runs the guest of the current VMCS until its next exit. Returns whether it was entered.
+        ///
+        /// # Safety
+        /// IF is clear. The VMCS confines the guest, and its host's state is this pCPU's.
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(gprs: *mut Gprs, is_launched: bool) -> bool {
+            naked_asm!(
+                "push rbp",
+                "push rbx",
+                "push r12",
+                "push r13",
+                "push r14",
+                "push r15",
+                "push rdi",
+                $before,
+                "mov eax, {host_rsp}",
+                "vmwrite rax, rsp",
+                "test sil, sil",
+                // None of these changes a flag.
+                "mov rax, [rdi]",
+                "mov rcx, [rdi + 8]",
+                "mov rdx, [rdi + 16]",
+                "mov rbx, [rdi + 24]",
+                "mov rbp, [rdi + 40]",
+                "mov rsi, [rdi + 48]",
+                "mov r8, [rdi + 64]",
+                "mov r9, [rdi + 72]",
+                "mov r10, [rdi + 80]",
+                "mov r11, [rdi + 88]",
+                "mov r12, [rdi + 96]",
+                "mov r13, [rdi + 104]",
+                "mov r14, [rdi + 112]",
+                "mov r15, [rdi + 120]",
+                "mov rdi, [rdi + 56]",
+                "jnz 2f",
+                // In the shadow of STI nothing is let in: an interrupt that is pending ends the entry. Without STI,
+                // Bochs 3.0 would keep interrupts pending for as long as a guest keeps its own IF clear.
+                "sti",
+                "vmlaunch",
+                "jmp 3f",
+                "2:",
+                "sti",
+                "vmresume",
+                // It has failed. Nothing of the guest's is of use.
+                "3:",
+                "cli",
+                "xor eax, eax",
+                "jmp 4f",
+                concat!(".globl dunlin_behind_exit_of_", stringify!($name)),
+                concat!("dunlin_behind_exit_of_", stringify!($name), ":"),
+                "push rax",
+                "mov rax, [rsp + 8]",
+                "mov [rax + 8], rcx",
+                "mov [rax + 16], rdx",
+                "mov [rax + 24], rbx",
+                "mov [rax + 40], rbp",
+                "mov [rax + 48], rsi",
+                "mov [rax + 56], rdi",
+                "mov [rax + 64], r8",
+                "mov [rax + 72], r9",
+                "mov [rax + 80], r10",
+                "mov [rax + 88], r11",
+                "mov [rax + 96], r12",
+                "mov [rax + 104], r13",
+                "mov [rax + 112], r14",
+                "mov [rax + 120], r15",
+                "pop rcx",
+                "mov [rax], rcx",
+                $behind,
+                "mov eax, 1",
+                "4:",
+                "add rsp, 8",
+                "pop r15",
+                "pop r14",
+                "pop r13",
+                "pop r12",
+                "pop rbx",
+                "pop rbp",
+                "ret",
+                host_rsp = const field::HOST_RSP,
+                $($operands)*
+            )
+        }
+    };
 }
+
+world_switch! { switch, "", "", }
+guarded! { world_switch, switch_with_steps }

@@ -1,0 +1,253 @@
+//! Steps against speculative execution: which ones this machine needs (`crates/mitigations`), and their code.
+//!
+//! Each back end has its world switch twice: plain, and with the steps. The choice is made before the guest runs, so no
+//! branch behind the exit can be led past the steps. In between, a step that this machine does not need is jumped over;
+//! a wrong guess there ends at the LFENCE behind the last step, before any return or indirect branch.
+
+#![expect(unsafe_code, reason = "writes MSRs")]
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use addr::Hpa;
+use log::info;
+use mitigations::{Plan, Processor, State, Steps, Weakness};
+use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
+use x86_defs::msr;
+
+use super::backend::HostContext;
+use super::host::processor;
+
+/// The plan's steps, for assembly.
+pub(super) static STEPS: AtomicU32 = AtomicU32::new(0);
+/// vCPUs that were ever made: a new VM may have the tables' root of one that is gone.
+static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
+
+/// Decides what is done on this machine: `auto`, or as the option `mitigations=` says. Tells it.
+///
+/// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
+/// unless the option asks for them.
+pub(super) fn choose(option: Option<&str>) {
+    let Some(found) = Processor::read(leaf_of, read_capabilities) else {
+        return info!("speculation: a processor of an unknown vendor, nothing is done");
+    };
+    let plan = Plan::of(&found);
+    let plan = match option {
+        Some("off") => plan.off(),
+        None if processor::is_emulated() => {
+            info!("speculation: the processor is emulated, nothing is done (mitigations=auto does it all the same)");
+            return;
+        }
+        _ => plan,
+    };
+    STEPS.store(plan.steps.bits(), Ordering::Relaxed);
+    for weakness in Weakness::ALL {
+        match plan.state(weakness) {
+            State::NotAffected => {}
+            State::Held(by) => info!("speculation: {}: held by {by}", weakness.name()),
+            State::Vulnerable(why) => info!("speculation: {}: VULNERABLE, {why}", weakness.name()),
+        }
+    }
+    info!("speculation: {}", verdict(&plan));
+}
+
+/// Whether VMs of strangers may share this machine, in a line for the log.
+fn verdict(plan: &Plan) -> &'static str {
+    if plan.open().next().is_some() {
+        "some weaknesses are not held: only VMs that trust each other may share this processor"
+    } else if plan.siblings_must_not_be_strangers() {
+        "two threads of a core may run different VMs: only VMs that trust each other may share this processor"
+    } else {
+        "all known weaknesses of this processor are held"
+    }
+}
+
+fn leaf_of(leaf: u32, subleaf: u32) -> [u32; 4] {
+    let found = processor::subleaf(leaf, subleaf);
+    [found.eax, found.ebx, found.ecx, found.edx]
+}
+
+fn read_capabilities(number: u32) -> u64 {
+    // SAFETY: CPUID reports it. Reading it has no effect.
+    unsafe { Msr::new(number).read() }
+}
+
+/// Steps that a pCPU takes once.
+pub(super) fn enable() {
+    let steps = Steps::from_bits_truncate(STEPS.load(Ordering::Relaxed));
+    let mut control = 0;
+    if steps.contains(Steps::IBRS_ALWAYS) {
+        control |= msr::SPEC_CTRL_IBRS;
+    }
+    if steps.contains(Steps::HISTORY_DISABLED) {
+        control |= msr::SPEC_CTRL_BHI_DIS_S;
+    }
+    if control != 0 {
+        // SAFETY: the plan has these steps only if CPUID reports the register and the bits. They change predictions.
+        unsafe { Msr::new(msr::SPEC_CTRL).write(control) };
+    }
+    if steps.contains(Steps::AUTOMATIC_IBRS) {
+        // SAFETY: CPUID reports the bit. It changes predictions.
+        unsafe { Efer::update(|efer| *efer |= EferFlags::from_bits_retain(x86_defs::registers::efer::AIBRSE)) };
+    }
+    if steps.contains(Steps::SERIALIZING_LFENCE) {
+        let mut register = Msr::new(msr::DE_CFG);
+        // SAFETY: AMD's families from 10h on have the register, but 11h. Reading it has no effect.
+        let value = unsafe { register.read() };
+        // SAFETY: as above; the bit lets LFENCE wait.
+        unsafe { register.write(value | msr::DE_CFG_LFENCE_SERIALIZES) };
+    }
+}
+
+/// A vCPU was made.
+pub(super) fn vcpu_made() {
+    VCPUS_MADE.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A vCPU of the VM with these tables comes to this pCPU. If the last one was of another VM, its predictions go.
+#[inline]
+pub(super) fn arrive(host: &HostContext, root: Hpa) {
+    if STEPS.load(Ordering::Relaxed) & Steps::IBPB_BETWEEN_VMS.bits() != 0 {
+        change_vm(host, root);
+    }
+}
+
+#[cold]
+fn change_vm(host: &HostContext, root: Hpa) {
+    let made = VCPUS_MADE.load(Ordering::Relaxed);
+    // Only this pCPU uses them.
+    let is_same = host.last_root.swap(root.0, Ordering::Relaxed) == root.0;
+    if host.vcpus_made.swap(made, Ordering::Relaxed) == made && is_same {
+        return;
+    }
+    // SAFETY: the plan has this step only if CPUID reports the register. The write forgets predictions.
+    unsafe { Msr::new(msr::PRED_CMD).write(msr::PRED_CMD_IBPB) };
+}
+
+/// Before an entry, with the guest's registers not loaded yet: changes RAX, RCX, RDX and flags. For `naked_asm!`, which
+/// also needs the operands of [`guarded!`].
+macro_rules! before_entry {
+    () => {
+        "test dword ptr [rip + {steps}], {ibrs_at_exit}
+         jz 801f
+         mov ecx, {spec_ctrl}
+         xor eax, eax
+         xor edx, edx
+         wrmsr
+         801:
+         test dword ptr [rip + {steps}], {flush_l1d}
+         jz 802f
+         mov ecx, {flush_cmd}
+         mov eax, 1
+         xor edx, edx
+         wrmsr
+         802:
+         test dword ptr [rip + {steps}], {clear_buffers}
+         jz 803f
+         push 0
+         mov word ptr [rsp], ds
+         verw word ptr [rsp]
+         add rsp, 8
+         803:"
+    };
+}
+pub(super) use before_entry;
+
+/// Behind an exit, once the guest's registers are stored: clears all of them, and takes the steps. All general
+/// registers but RSP change.
+macro_rules! behind_exit {
+    () => {
+        "xor ebx, ebx
+         xor esi, esi
+         xor edi, edi
+         xor ebp, ebp
+         xor r8d, r8d
+         xor r9d, r9d
+         xor r10d, r10d
+         xor r11d, r11d
+         xor r12d, r12d
+         xor r13d, r13d
+         xor r14d, r14d
+         xor r15d, r15d
+         test dword ptr [rip + {steps}], {ibpb_at_exit}
+         jz 811f
+         mov ecx, {pred_cmd}
+         mov eax, 1
+         xor edx, edx
+         wrmsr
+         811:
+         test dword ptr [rip + {steps}], {ibrs_at_exit}
+         jz 812f
+         mov ecx, {spec_ctrl}
+         mov eax, 1
+         xor edx, edx
+         wrmsr
+         812:
+         test dword ptr [rip + {steps}], {one_call}
+         jz 813f
+         call 8131f
+         int3
+         8131:
+         add rsp, 8
+         813:
+         test dword ptr [rip + {steps}], {fill_return_stack}
+         jz 814f
+         mov ecx, 16
+         8141:
+         call 8142f
+         int3
+         8142:
+         call 8143f
+         int3
+         8143:
+         add rsp, 16
+         dec ecx
+         jnz 8141b
+         814:
+         test dword ptr [rip + {steps}], {clear_history}
+         jz 815f
+         mov ecx, 10
+         8151:
+         .rept 8
+         jmp 8152f
+         8152:
+         .endr
+         dec ecx
+         jnz 8151b
+         815:
+         xor eax, eax
+         xor ecx, ecx
+         xor edx, edx
+         lfence"
+    };
+}
+pub(super) use behind_exit;
+
+/// Makes a world switch with the steps, by a macro that makes one from what comes before the entry, what comes behind
+/// the exit, and further operands.
+macro_rules! guarded {
+    ($world_switch:ident, $name:ident) => {
+        $world_switch! {
+            $name,
+            $crate::arch::x86_64::speculation::before_entry!(),
+            $crate::arch::x86_64::speculation::behind_exit!(),
+            steps = sym $crate::arch::x86_64::speculation::STEPS,
+            ibrs_at_exit = const mitigations::Steps::IBRS_AT_EXIT.bits(),
+            flush_l1d = const mitigations::Steps::FLUSH_L1D.bits(),
+            clear_buffers = const mitigations::Steps::CLEAR_BUFFERS.bits(),
+            ibpb_at_exit = const mitigations::Steps::IBPB_AT_EXIT.bits(),
+            one_call = const mitigations::Steps::ONE_CALL.bits(),
+            fill_return_stack = const mitigations::Steps::FILL_RETURN_STACK.bits(),
+            clear_history = const mitigations::Steps::CLEAR_HISTORY.bits(),
+            spec_ctrl = const x86_defs::msr::SPEC_CTRL,
+            pred_cmd = const x86_defs::msr::PRED_CMD,
+            flush_cmd = const x86_defs::msr::FLUSH_CMD,
+        }
+    };
+}
+pub(super) use guarded;
+
+/// Whether the world switch with the steps is in use.
+#[inline(always)]
+pub(super) fn is_guarded() -> bool {
+    STEPS.load(Ordering::Relaxed) != 0
+}
