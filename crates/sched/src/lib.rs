@@ -1,4 +1,4 @@
-//! Schedules vCPUs on pCPUs, in three independent parts.
+//! Schedules vCPUs on pCPUs, in independent parts.
 //!
 //! * [`Mailbox`]: one word per vCPU, through which all other CPUs reach it. It holds the vCPU's pending work and its
 //!   state (blocked, queued, running on a pCPU) *in the same atomic word*. So "there is work" and "I block" cannot miss
@@ -6,6 +6,7 @@
 //! * [`RunQueue`]: one per pCPU, with the vCPUs that wait there, ordered by the time that they have run. The vCPU that
 //!   has run the least is next, so no vCPU starves.
 //! * [`IdleSet`]: the pCPUs that have nothing to run. A queued vCPU never waits while one of them is idle.
+//! * [`Dormant`]: one word per VM, which tells when none of its vCPUs can ever run again.
 //!
 //! ```
 //! use sched::{CpuId, Mailbox, Notify, Pending};
@@ -29,11 +30,13 @@
 
 extern crate alloc;
 
+mod dormant;
 mod idle_set;
 mod mailbox;
 mod run_queue;
 mod sync;
 
+pub use dormant::Dormant;
 pub use idle_set::IdleSet;
 pub use mailbox::{CpuId, Mailbox, Notify, Pending};
 pub use run_queue::{RunQueue, VirtualTime, WAKE_CREDIT};

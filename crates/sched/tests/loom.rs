@@ -1,5 +1,5 @@
-//! The races of the mailbox, in every interleaving, and those of pCPUs that become idle, in every one with few
-//! preemptions.
+//! The races of the mailbox, in every interleaving, and those of pCPUs that become idle and of vCPUs that halt for
+//! good, in every one with few preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p dunlin-sched --test loom --release`
 
@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use sched::{CpuId, IdleSet, Mailbox, Notify, Pending};
+use sched::{CpuId, Dormant, IdleSet, Mailbox, Notify, Pending};
 
 /// A vCPU that is about to block, and a poster with an interrupt for it.
 #[test]
@@ -270,4 +270,168 @@ fn kick_without_a_claim_leaves_one_of_two_vcpus_waiting() {
 #[test]
 fn pcpu_that_looks_before_it_is_idle_leaves_the_vcpu_waiting() {
     assert!(catch_unwind(|| wake_and_idle(1, 1, Host::wakes, Host::looks_early)).is_err());
+}
+
+/// How a VM counts its dormant vCPUs.
+trait Count: Send + Sync + 'static {
+    fn all(vcpus: u32) -> Self;
+    fn add(&self);
+    fn remove(&self);
+    fn are_all(&self, vcpus: u32, are_blocked: impl FnOnce() -> bool) -> bool;
+}
+
+impl Count for Dormant {
+    fn all(vcpus: u32) -> Self {
+        Self::all(vcpus)
+    }
+    fn add(&self) {
+        self.add();
+    }
+    fn remove(&self) {
+        self.remove();
+    }
+    fn are_all(&self, vcpus: u32, are_blocked: impl FnOnce() -> bool) -> bool {
+        self.are_all(vcpus, are_blocked)
+    }
+}
+
+/// A planted mistake: nobody looks whether one has run meanwhile.
+struct LooksOnce(AtomicU64);
+
+impl Count for LooksOnce {
+    fn all(vcpus: u32) -> Self {
+        Self(AtomicU64::new(vcpus.into()))
+    }
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+    fn are_all(&self, vcpus: u32, are_blocked: impl FnOnce() -> bool) -> bool {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+        self.0.load(Ordering::SeqCst) == u64::from(vcpus) && are_blocked()
+    }
+}
+
+/// A planted mistake: nobody looks at the mailboxes.
+struct CountsOnly(AtomicU64);
+
+impl Count for CountsOnly {
+    fn all(vcpus: u32) -> Self {
+        Self(AtomicU64::new(vcpus.into()))
+    }
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+    fn are_all(&self, vcpus: u32, _: impl FnOnce() -> bool) -> bool {
+        self.0.load(Ordering::SeqCst) == u64::from(vcpus)
+    }
+}
+
+/// What a vCPU of [`Barrier`] does next.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Sends an NMI to another.
+    Wake(usize),
+    /// Halts with interrupts off.
+    Halt,
+}
+
+/// Two vCPUs wake each other by NMIs, as memtest86+ does at its barriers.
+const PROGRAMS: [[Step; 3]; 2] = [[Step::Halt, Step::Wake(1), Step::Halt], [Step::Wake(0), Step::Halt, Step::Halt]];
+
+struct Barrier<C> {
+    dormant: C,
+    mailboxes: [Mailbox; 2],
+    /// Steps of each that are done.
+    done: [AtomicUsize; 2],
+    is_over: AtomicBool,
+}
+
+impl<C: Count> Barrier<C> {
+    /// Both vCPUs are about to start.
+    fn new() -> Self {
+        let this = Self {
+            dormant: C::all(2),
+            mailboxes: [Mailbox::blocked(), Mailbox::blocked()],
+            done: Default::default(),
+            is_over: AtomicBool::new(false),
+        };
+        for mailbox in &this.mailboxes {
+            let _ = mailbox.post(Pending::STARTUP);
+        }
+        this
+    }
+
+    /// A pCPU takes the vCPU from a queue and runs it until it blocks.
+    fn run(this: &Arc<Self>, index: usize) {
+        let mailbox = &this.mailboxes[index];
+        mailbox.run_on(CpuId(index as u32));
+        this.wakes(index);
+        let mut woken = Vec::new();
+        loop {
+            let done = this.done[index].fetch_add(1, Ordering::Relaxed);
+            match PROGRAMS[index].get(done) {
+                Some(Step::Wake(other)) => {
+                    if this.mailboxes[*other].post(Pending::NMI) == Notify::Enqueue {
+                        let (this, other) = (this.clone(), *other);
+                        woken.push(thread::spawn(move || Self::run(&this, other)));
+                    }
+                }
+                Some(Step::Halt) => {
+                    this.dormant.add();
+                    if mailbox.block() {
+                        let are_blocked = || this.mailboxes.iter().all(Mailbox::is_blocked);
+                        if this.dormant.are_all(2, are_blocked) {
+                            this.is_over.store(true, Ordering::SeqCst);
+                        }
+                        break;
+                    }
+                    this.wakes(index);
+                }
+                None => panic!("woken once too often"),
+            }
+        }
+        woken.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    }
+
+    fn wakes(&self, index: usize) {
+        self.dormant.remove();
+        assert!(!self.is_over.load(Ordering::SeqCst), "the VM was ended, and a vCPU wakes");
+        let _ = self.mailboxes[index].take();
+    }
+}
+
+fn two_wake_each_other<C: Count>() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let barrier = Arc::new(Barrier::<C>::new());
+        let first = {
+            let barrier = barrier.clone();
+            thread::spawn(move || Barrier::run(&barrier, 0))
+        };
+        Barrier::run(&barrier, 1);
+        first.join().expect("no panic");
+        assert!(barrier.is_over.load(Ordering::SeqCst), "both are halted for good, and nobody has noticed");
+    });
+}
+
+#[test]
+fn vm_ends_when_all_its_vcpus_are_halted_for_good_and_not_before() {
+    two_wake_each_other::<Dormant>();
+}
+
+#[test]
+fn one_look_ends_a_vm_whose_vcpus_wake_each_other() {
+    assert!(catch_unwind(two_wake_each_other::<LooksOnce>).is_err());
+}
+
+#[test]
+fn counting_without_a_look_at_the_mailboxes_ends_a_vm_that_has_a_message() {
+    assert!(catch_unwind(two_wake_each_other::<CountsOnly>).is_err());
 }

@@ -28,7 +28,7 @@ use core::fmt;
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
 use log::info;
-use sched::{Notify, Pending};
+use sched::{Dormant, Notify, Pending};
 use spin::Once;
 use vcpu_layout::lay_out;
 
@@ -77,7 +77,7 @@ pub(crate) struct Vm {
     alive: AtomicU32,
     /// Number of dormant vCPUs: only another vCPU can make them run again.
     #[layout(cold)]
-    dormant: AtomicU32,
+    dormant: Dormant,
     #[layout(cold)]
     ending: Once<Ending>,
     /// Room for the text about its end: a guest that ends allocates nothing.
@@ -186,7 +186,7 @@ impl Vm {
             memory,
             config,
             alive: AtomicU32::new(vcpu_count),
-            dormant: AtomicU32::new(vcpu_count),
+            dormant: Dormant::all(vcpu_count),
             ending: Once::new(),
             detail: spin::Mutex::new(detail),
             paused: AtomicBool::new(false),
@@ -326,25 +326,22 @@ impl Vm {
 
     /// A vCPU is about to block, and only another vCPU can make it run again.
     pub(crate) fn add_dormant(&self) {
-        self.dormant.fetch_add(1, Ordering::SeqCst);
+        self.dormant.add();
     }
 
     /// A dormant vCPU runs again.
     pub(crate) fn remove_dormant(&self) {
         if !mutants::is(Mutant::DormantNotUncounted) {
-            self.dormant.fetch_sub(1, Ordering::SeqCst);
+            self.dormant.remove();
         }
     }
 
     /// Ends the VM if every vCPU is dormant. A dormant vCPU calls this after it has blocked, so the last one of them
     /// sees all the others blocked.
     pub(crate) fn stop_if_all_dormant(&self) {
-        fence(Ordering::SeqCst);
+        let are_blocked = || self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked());
         // The parent of a child can always make one run again.
-        if self.child.is_none()
-            && self.dormant.load(Ordering::SeqCst) == self.config.vcpus
-            && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
-        {
+        if self.child.is_none() && self.dormant.are_all(self.config.vcpus, are_blocked) {
             self.stop(StopReason::Halted, format_args!("every vCPU is halted with interrupts off"));
         }
     }
