@@ -7,6 +7,7 @@ pub mod madt;
 pub mod mcfg;
 pub(crate) mod modules;
 mod options;
+pub mod runtime_services;
 pub mod soft_off;
 pub mod spcr;
 

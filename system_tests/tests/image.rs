@@ -175,16 +175,29 @@ kernel = \"module:text\"
 initrd = \"none\"
 ";
 
-/// A file for the first VM's initrd: a script that shows the kernel's command line.
-fn script(folder: &Path) -> Vec<u8> {
+/// A file for an initrd of Debian: a script to run.
+fn script(folder: &Path, text: &str) -> Vec<u8> {
     let tree = folder.join("initrd");
     fs::create_dir_all(tree.join("dunlin")).expect("folders can be made");
-    fs::write(tree.join("dunlin/exec"), "cat /proc/cmdline\n").expect("a file can be written");
+    fs::write(tree.join("dunlin/exec"), text).expect("a file can be written");
     let mut pack = Command::new(assets().join("busybox"));
     pack.args(["sh", "-c", "\"$0\" find dunlin | \"$0\" cpio -o -H newc"]).arg(assets().join("busybox"));
     let packed = pack.current_dir(tree).output().expect("busybox is there: run `make build` first");
     assert!(packed.status.success() && !packed.stdout.is_empty(), "{packed:?}");
     packed.stdout
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Debian's kernel, and an initrd that runs this script.
+fn debian(folder: &Path, text: &str) -> (Vec<u8>, Vec<u8>) {
+    let mut initrd = read(&assets().join("initrd.cpio.gz"));
+    // Archives follow each other at multiples of four bytes.
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend(script(folder, text));
+    (read(&assets().join("vmlinuz-cloud")), initrd)
 }
 
 /// GRUB loads a VM's kernel and initrd as modules. The machine has room for the VM only when the memory of a module
@@ -194,12 +207,7 @@ fn vm_runs_from_modules(firmware: Firmware) {
     let [file, payload] = ["vms.toml", "payload"].map(|name| folder.path().join(name));
     fs::write(&file, VMS_OF_MODULES).expect("a file can be written");
     let _run = dunlin(&["payload", &file.to_string_lossy(), "-o", &payload.to_string_lossy()]).expect_status(0);
-    let read = |path: &Path| fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let kernel = read(&assets().join("vmlinuz-cloud"));
-    let mut initrd = read(&assets().join("initrd.cpio.gz"));
-    // Archives follow each other at multiples of four bytes.
-    initrd.resize(initrd.len().next_multiple_of(4), 0);
-    initrd.extend(script(folder.path()));
+    let (kernel, initrd) = debian(folder.path(), "cat /proc/cmdline\n");
     let files: [(&str, &[u8]); 5] = [
         ("payload", &read(&payload)),
         ("vmlinuz", &kernel),
@@ -235,6 +243,51 @@ fn vm_gets_kernel_and_initrd_from_modules_of_grub_by_bios() {
 #[test]
 fn vm_gets_kernel_and_initrd_from_modules_of_grub_by_uefi() {
     vm_runs_from_modules(Firmware::Uefi);
+}
+
+/// A VM with the machine's devices.
+const OWNER: &str = "\
+[[vm]]
+name = \"owner\"
+memory = \"400M\"
+kernel = \"module\"
+initrd = \"module\"
+devices = \"all\"
+cmdline = \"console=ttyS0 dunlin.agent=ttyS0\"
+";
+
+#[test]
+fn vm_with_the_devices_calls_the_services_of_uefi() {
+    const SCRIPT: &str = "cat /sys/class/dmi/id/sys_vendor /sys/firmware/efi/fw_platform_size\n\
+        echo \"pieces: $(ls /sys/firmware/efi/runtime-map | wc -l)\"; test -e /sys/firmware/efi/runtime && echo there\n";
+    let folder = folder();
+    let [file, payload] = ["vms.toml", "payload"].map(|name| folder.path().join(name));
+    fs::write(&file, OWNER).expect("a file can be written");
+    let _run = dunlin(&["payload", &file.to_string_lossy(), "-o", &payload.to_string_lossy()]).expect_status(0);
+    let (kernel, initrd) = debian(folder.path(), SCRIPT);
+    let files: [(&str, &[u8]); 3] = [("payload", &read(&payload)), ("vmlinuz", &kernel), ("initrd", &initrd)];
+    let lines = "multiboot2 /boot/dunlin log=info\nmodule2 /boot/payload payload\nmodule2 /boot/vmlinuz kernel\n\
+                 module2 --nounzip /boot/initrd initrd";
+    let image = image_of(folder.path(), &files, lines);
+    let machine = ["-machine", "q35", "-smp", "2", "-m", "1G"];
+    let (status, log) = start(folder.path(), &image, Firmware::Uefi, Medium::Cd, &machine);
+    for line in [
+        "owner: it has UEFI's runtime services",
+        "efi: EFI v2",
+        "SMBIOS=0x",
+        // After the first call, which tells the firmware its new addresses.
+        "Registered efivars operations",
+        "QEMU",
+        "there",
+        "exit=0",
+        "turned the machine off",
+    ] {
+        assert!(log.contains(line), "no '{line}' in {log}");
+    }
+    assert!(!log.contains("Unable to switch EFI") && !log.contains("[Firmware Bug]"), "{log}");
+    let pieces = log.split("pieces: ").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
+    assert!(pieces.is_some_and(|count| count > 1), "{log}");
+    assert_eq!(status, 0, "the machine turns itself off by ACPI: {log}");
 }
 
 #[test]

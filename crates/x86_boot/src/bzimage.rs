@@ -20,7 +20,7 @@ use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::layout::{
     BOOT_GDT, BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, MAP_LIMIT, MapEntry,
 };
-use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, Screen, descriptors};
+use crate::{Boot, Efi, Error, GuestMemory, Mode, OutsideMemory, Screen, descriptors};
 
 /// Offsets of the setup header's fields, the same in the file and in the zero page.
 mod header {
@@ -50,6 +50,8 @@ mod header {
 /// Offsets of the zero page's own fields (`boot_params`).
 mod zero_page {
     pub(super) const ACPI_RSDP_ADDR: usize = 0x70;
+    /// `struct efi_info`, eight words of 32 bits.
+    pub(super) const EFI_INFO: usize = 0x1c0;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
     /// End of the space for the setup header.
     pub(super) const HEADER_END: usize = 0x290;
@@ -268,6 +270,9 @@ impl<'a> Image<'a> {
             put(&mut page, 0, &screen_info(screen));
         }
         put(&mut page, zero_page::ACPI_RSDP_ADDR, &boot.rsdp().0.to_le_bytes());
+        if let Some(efi) = boot.machine.and_then(|machine| machine.efi) {
+            put(&mut page, zero_page::EFI_INFO, &efi_info(efi));
+        }
         let mut entries = 0;
         for entry in boot.memory_map().take(MAP_LIMIT) {
             let MapEntry { range, kind } = entry;
@@ -319,6 +324,19 @@ fn screen_info(screen: Screen) -> [u8; screen_info::BYTES] {
             }
         }
     }
+    info
+}
+
+/// Linux' `efi_info`.
+fn efi_info(efi: Efi) -> [u8; 32] {
+    const SIGNATURE: u32 = u32::from_le_bytes(*b"EL64");
+    const VERSION: u32 = 1;
+    let halves = |value: u64| [value & u64::from(u32::MAX), value >> 32].map(low);
+    let ([table, table_high], [map, map_high]) = (halves(efi.system_table.0), halves(efi.memory_map.start.0));
+    let bytes = low(efi.memory_map.bytes());
+    let words = [SIGNATURE, table, efi.descriptor_bytes, VERSION, map, bytes, table_high, map_high];
+    let mut info = [0; 32];
+    info.chunks_exact_mut(4).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
     info
 }
 

@@ -120,6 +120,19 @@ pub struct OwnMachine<'a> {
     pub rsdp: Gpa,
     /// What the kernel's console is shown on, if it has a screen.
     pub screen: Option<Screen>,
+    /// UEFI's runtime services, if there are some.
+    pub efi: Option<Efi>,
+}
+
+/// Where a kernel finds UEFI's runtime services, in the format for 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Efi {
+    /// The system table.
+    pub system_table: Gpa,
+    /// The memory map.
+    pub memory_map: GpaRange,
+    /// Bytes of each of its descriptors, which are of version 1.
+    pub descriptor_bytes: u32,
 }
 
 /// A screen, as firmware or the boot loader has left it.

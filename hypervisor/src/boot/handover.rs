@@ -7,6 +7,7 @@ use core::fmt;
 
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 
+use super::runtime_services::RuntimeServices;
 use crate::memory_map::{Full, Kind, MemoryMap};
 
 /// Longest command line that is kept, in bytes.
@@ -24,6 +25,8 @@ pub struct Handover {
     pub root_table: Option<RootTable>,
     /// Where the loader has set up a screen.
     pub framebuffer: Option<Framebuffer>,
+    /// What UEFI firmware leaves for an operating system.
+    pub runtime_services: RuntimeServices,
     /// The boot options.
     pub command_line: CommandLine,
 }
@@ -219,6 +222,7 @@ impl Handover {
             others: Others::new(),
             root_table: None,
             framebuffer: None,
+            runtime_services: RuntimeServices::none(),
             command_line: CommandLine { bytes: [0; COMMAND_LINE_LIMIT], length: 0 },
         }
     }

@@ -7,7 +7,7 @@ use addr::{Gpa, GpaRange};
 use super::{MIB, PAYLOAD, Ram, boot, bzimage, pvh_elf};
 use crate::bytes::put;
 use crate::layout::{BOOT_AREA_BYTES, BOOT_GDT, BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, MapEntry, MapKind};
-use crate::{Boot, Error, KernelEntry, Mode, OwnMachine, Screen, check, has_console_on_screen, load};
+use crate::{Boot, Efi, Error, KernelEntry, Mode, OwnMachine, Screen, check, has_console_on_screen, load};
 
 /// RAM from the first to the second of these MiB.
 fn ram(start: u64, end: u64) -> MapEntry {
@@ -18,7 +18,7 @@ fn ram(start: u64, end: u64) -> MapEntry {
 const RSDP: Gpa = Gpa(0x1234_5670);
 
 fn machine(memory_map: &[MapEntry], boot_area: u64) -> OwnMachine<'_> {
-    OwnMachine { memory_map, boot_area: Gpa(boot_area * MIB), rsdp: RSDP, screen: None }
+    OwnMachine { memory_map, boot_area: Gpa(boot_area * MIB), rsdp: RSDP, screen: None, efi: None }
 }
 
 /// A kernel that runs at any multiple of 2 MiB.
@@ -132,6 +132,21 @@ fn kernel_learns_of_its_screen() {
     assert_eq!(long(0x1c), 49, "units of 64 KiB, the last one in part");
     assert_eq!(info[0x26..0x2e], [8, 16, 8, 8, 8, 0, 8, 24]);
     assert_eq!(long(0x36), 2, "the address has 64 bits");
+}
+
+#[test]
+fn kernel_learns_of_the_firmwares_services() {
+    let (kernel, map) = (relocatable(), [ram(0, 24)]);
+    let info = |efi: Option<Efi>| {
+        let machine = OwnMachine { efi, ..machine(&map, 16) };
+        let mut memory = Ram::new(64 * MIB);
+        load(&Boot { machine: Some(machine), ..boot(&kernel) }, &mut memory).expect("there is room");
+        [0, 1, 2, 3, 4, 5, 6, 7].map(|word| memory.u32(16 * MIB + BOOT_INFORMATION.0 + 0x1c0 + 4 * word))
+    };
+    assert_eq!(info(None), [0; 8]);
+    let memory_map = GpaRange::new(Gpa(0x2_0000_3000), 80).expect("is a range");
+    let efi = Efi { system_table: Gpa(0x7f00_1000), memory_map, descriptor_bytes: 40 };
+    assert_eq!(info(Some(efi)), [0x3436_4c45, 0x7f00_1000, 40, 1, 0x3000, 80, 0, 2]);
 }
 
 #[test]

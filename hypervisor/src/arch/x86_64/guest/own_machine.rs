@@ -26,12 +26,13 @@ use x86_boot::layout::{
     TOOL_PORT_BYTES,
 };
 use x86_boot::own_acpi::{self, MachineTables, PlacedTables};
-use x86_boot::{Error, OwnMachine, Screen};
+use x86_boot::{Efi, Error, OwnMachine, Screen};
 
 use super::vcpu::stop;
 use super::{delivery, functions};
 use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, keyboard, low_memory, paging, port, virtio};
 use crate::boot::handover::Framebuffer;
+use crate::boot::runtime_services::{self, RuntimeServices};
 use crate::cpu::{self, CpuId, PerCpu};
 use crate::device::interrupt::Target;
 use crate::device::uart;
@@ -133,6 +134,8 @@ pub(super) struct Prepared {
     memory_map: Vec<MapEntry>,
     boot_area: Gpa,
     tables: PlacedTables,
+    /// Where the map of UEFI's memory is, if UEFI has runtime services.
+    efi: Option<Efi>,
     screen: Option<Screen>,
 }
 
@@ -160,15 +163,21 @@ impl Prepared {
         };
         let tables_at = synics - (place(0).bytes.len() as u64).next_multiple_of(PAGE_BYTES);
         let tables = place(tables_at);
-        let boot_area = Gpa(tables_at - BOOT_AREA_BYTES);
+        let efi = services().and_then(|services| efi(services, tables_at));
+        let efi_at = efi.map_or(tables_at, |efi| efi.memory_map.start.0 & !(PAGE_BYTES - 1));
+        let boot_area = Gpa(efi_at - BOOT_AREA_BYTES);
 
-        let kept = [(tables_at, synics, MapKind::AcpiTables), (synics, home.end().0, MapKind::Reserved)];
+        let kept = [
+            (efi_at, tables_at, MapKind::Reserved),
+            (tables_at, synics, MapKind::AcpiTables),
+            (synics, home.end().0, MapKind::Reserved),
+        ];
         let mut memory_map = firmwares_map(regions);
         for (start, end, kind) in kept {
             memory_map.extend(entry(start, end, kind));
         }
         memory_map.extend(regions.iter().filter_map(|region| {
-            let end = if region == home { tables_at } else { region.end().0 };
+            let end = if region == home { efi_at } else { region.end().0 };
             entry(region.start.0, end, MapKind::Ram)
         }));
         memory_map.sort_unstable_by_key(|entry| entry.range.start);
@@ -176,7 +185,10 @@ impl Prepared {
             warn!("{}: the memory map has {} ranges; the kernel sees {MAP_LIMIT}", config.name, memory_map.len());
         }
         let screen = x86_boot::has_console_on_screen(&config.cmdline).then(|| take_screen(&config.name));
-        Ok(Self { memory_map, boot_area, tables, screen })
+        if efi.is_some() {
+            log::info!("{}: it has UEFI's runtime services", config.name);
+        }
+        Ok(Self { memory_map, boot_area, tables, efi, screen })
     }
 
     /// The machine for the loader of the kernel.
@@ -186,13 +198,28 @@ impl Prepared {
             boot_area: self.boot_area,
             rsdp: self.tables.rsdp,
             screen: self.screen,
+            efi: self.efi,
         }
     }
 
-    /// Writes the ACPI tables.
+    /// Writes the firmware's tables.
     pub(super) fn write_tables(&self, memory: &Memory) -> bool {
-        memory.write(self.tables.rsdp, &self.tables.bytes)
+        let write_map =
+            |efi: Efi| services().is_some_and(|services| memory.write(efi.memory_map.start, services.map()));
+        memory.write(self.tables.rsdp, &self.tables.bytes) && self.efi.is_none_or(write_map)
     }
+}
+
+fn services() -> Option<&'static RuntimeServices> {
+    boot::handover().map(|handover| &handover.runtime_services)
+}
+
+/// What leads a kernel to UEFI's runtime services, with a map that ends at or below `end`, a multiple of 4 KiB.
+fn efi(services: &RuntimeServices, end: u64) -> Option<Efi> {
+    let bytes = services.map().len() as u64;
+    let memory_map = GpaRange::new(Gpa(end - bytes.next_multiple_of(PAGE_BYTES)), bytes)?;
+    let descriptor_bytes = runtime_services::DESCRIPTOR_BYTES;
+    Some(Efi { system_table: services.system_table()?, memory_map, descriptor_bytes })
 }
 
 /// Takes the screen and the keyboard from the hypervisor, whose consoles are the serial lines from then on.

@@ -1,14 +1,15 @@
 //! Reads the boot loader's data from memory: PVH (Xen, `arch-x86/hvm/start_info.h`) or multiboot2 (Multiboot2
 //! Specification 2.0, 3.6).
 
-#![expect(unsafe_code, reason = "reads what a loader says is there")]
+#![expect(unsafe_code, reason = "accesses what a loader says is there")]
 
-use addr::{Hpa, PAGE_BYTES};
-use multiboot2::{BootInformation, BootInformationHeader, FramebufferType};
+use addr::{Hpa, HpaRange, PAGE_BYTES};
+use multiboot2::{BootInformation, BootInformationHeader, FramebufferType, MaybeDynSized as _};
 
 use super::boot::REACH;
 use super::paging;
 use crate::boot::handover::{Framebuffer, Handover, Module, Refused, RootTable};
+use crate::boot::runtime_services::FirmwareMemory;
 
 /// Copies the loader's data to `handover`. The loader has left `magic` in EAX and `information` in EBX.
 ///
@@ -126,7 +127,37 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
     let old = || info.rsdp_v1_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (0, tag.rsdt_address()));
     let named = new.filter(|&(revision, address)| revision != 0 && address != 0).or_else(old);
     handover.root_table = named.map(|(revision, address)| RootTable::Sdt { revision, address: Hpa(address as u64) });
+
+    // The map's tag has the size of a descriptor and the version of all, and then the descriptors.
+    if let (Some(table), Some(map)) = (info.efi_sdt64_tag(), info.efi_memory_map_tag())
+        && let Some((&[a, b, c, d, 1, 0, 0, 0], map)) = map.payload().split_first_chunk()
+    {
+        let bytes = u32::from_le_bytes([a, b, c, d]) as usize;
+        let Handover { runtime_services, memory, .. } = handover;
+        // What is RAM from now on is kept by nobody.
+        let ram = memory.ram();
+        let is_lost = |range: &HpaRange| ram.iter().any(|ram| ram.overlaps(range));
+        let set = runtime_services.set(table.sdt_address() as u64, map, bytes, is_lost, &mut First4Gib);
+        if let Err(why) = set {
+            log::warn!("no VM gets UEFI's runtime services: {why}");
+        }
+    }
     Ok(())
+}
+
+/// The memory in which loader and firmware have left what is read here.
+struct First4Gib;
+
+impl FirmwareMemory for First4Gib {
+    fn read(&self, at: u64, into: &mut [u8]) -> bool {
+        (at..).zip(into).all(|(at, byte)| peek(at).map(|read| *byte = read).is_ok())
+    }
+
+    fn clear(&mut self, at: u64, bytes: usize) {
+        // SAFETY: mapped, as reads have shown. The bytes are an entry of firmware's list of tables, which only who asks
+        // for the list reads.
+        unsafe { core::ptr::write_bytes(at as *mut u8, 0, bytes) };
+    }
 }
 
 /// Where no more of a value fits that begins below.
