@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use system_tests::boot_loader::{BootLoader, DATA, start_info};
 use system_tests::monitor::Monitor;
 use system_tests::{Host, Machine, Run, assets, debian_vm, dunlin_run_vms, finished, tool, until};
 use tempfile::TempDir;
@@ -224,6 +225,83 @@ fn vm_that_leaves_its_size_to_the_machine_gets_what_others_do_not_need() {
     let refused = run(&["run", &file.to_string_lossy()]);
     assert!(refused.stderr.contains("key 'vcpus': \"all\" is known only where"), "{refused:?}");
     assert_ne!(refused.status, 0);
+}
+
+/// A table of ACPI with this body, and a right checksum.
+fn acpi_table(signature: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(36 + body.len()).expect("tests make small tables");
+    let mut table = [&signature[..], &length.to_le_bytes(), &[1], &[0; 27], body].concat();
+    table[9] = table.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    table
+}
+
+/// Firmware's tables at [`DATA`]: one CPU and an I/O APIC, a clock, and one more table.
+fn firmwares_tables(signature: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    const AT: usize = 64;
+    let local_apic = [0xfee0_0000_u32.to_le_bytes(), [0; 4]].concat();
+    let cpu = [0, 8, 0, 0, 1, 0, 0, 0];
+    let io_apic = [&[1, 12, 0, 0][..], &0xfec0_0000_u32.to_le_bytes(), &[0; 4]].concat();
+    let madt = acpi_table(b"APIC", &[&local_apic[..], &cpu, &io_apic].concat());
+    // The clock, of 32 bits, where the chipset has it.
+    let mut fixed = [0; 240];
+    fixed[40..44].copy_from_slice(&0x608_u32.to_le_bytes());
+    fixed[55] = 4;
+    let fadt = acpi_table(b"FACP", &fixed);
+    let other = acpi_table(signature, body);
+    let xsdt_at = u64::from(DATA) + AT as u64;
+    let madt_at = xsdt_at + 36 + 24;
+    let fadt_at = madt_at + madt.len() as u64;
+    let entries = [madt_at, fadt_at, fadt_at + fadt.len() as u64].map(u64::to_le_bytes);
+    let xsdt = acpi_table(b"XSDT", entries.as_flattened());
+    let mut rsdp = [&b"RSD PTR "[..], &[0; 7], &[2], &[0; 4], &36_u32.to_le_bytes(), &xsdt_at.to_le_bytes()].concat();
+    rsdp[8] = rsdp.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    rsdp.resize(36, 0);
+    rsdp[32] = rsdp.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    rsdp.resize(AT, 0);
+    [rsdp, xsdt, madt, fadt, other].concat()
+}
+
+#[test]
+fn devices_of_the_owner_reach_memory_that_firmware_uses_for_them() {
+    const OUTSIDE: u64 = 0x9000_0000;
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let [file, payload, loader] = ["vms.toml", "payload", "loader"].map(|name| folder.path().join(name));
+    let one = debian_vm("owner", 1);
+    fs::write(&file, format!("{one}devices = \"all\"\ncmdline = \"console=ttyS0 panic=-1 rdinit=/none\"\n"))
+        .expect("can be written");
+    let words = ["payload", &file.to_string_lossy(), "-o", &payload.to_string_lossy()];
+    let _ = finished(Command::new(tool()).args(words)).expect_status(0);
+
+    let [outside, end, ram] = [OUTSIDE, OUTSIDE + 0x2_1000, 0x100_0000].map(u64::to_le_bytes);
+    // Memory of two devices, as AMD's firmware and as Intel's describes it.
+    let [length, rights] = [0x2_1000_u64.to_le_bytes(), [0x21, 7, 32, 0, 0x20, 0, 0, 0]];
+    let unit = [&[0x10, 0, 24, 0, 0x10, 0, 0x40, 0][..], &0xfed8_0000_u64.to_le_bytes(), &[0; 8]].concat();
+    let memory = |start: [u8; 8]| [&rights[..], &[0; 8], &start, &length].concat();
+    let ivrs = [vec![0; 12], unit, memory(outside), memory(ram)].concat();
+    let last = |end: [u8; 8]| (u64::from_le_bytes(end) - 1).to_le_bytes();
+    let unit = [&[0, 0, 16, 0, 1, 0, 0, 0][..], &0xfed9_0000_u64.to_le_bytes()].concat();
+    let memory = |start: [u8; 8], last: [u8; 8]| {
+        [&[1, 0, 32, 0, 0, 0, 0, 0][..], &start, &last, &[1, 8, 0, 0, 0, 0, 4, 0]].concat()
+    };
+    let dmar = [
+        vec![46, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        unit,
+        memory(outside, last(end)),
+        memory(ram, 0x1_001_000_u64.to_le_bytes()),
+    ];
+    let dmar = dmar.concat();
+    for (signature, body, iommu) in [(b"IVRS", ivrs, "amd-iommu"), (b"DMAR", dmar, "intel-iommu,aw-bits=48")] {
+        let data = firmwares_tables(signature, &body);
+        BootLoader { data, edits: vec![(start_info::RSDP, DATA, true)], ..BootLoader::default() }
+            .write(&Machine::X86_64.hypervisor(), &loader);
+        let machine = ["-machine", "q35", "-cpu", "max", "-smp", "1", "-m", "1G", "-device", iommu];
+        let arguments = ["-initrd", &payload.to_string_lossy(), "-append", "log=info"];
+        let said = Machine::X86_64.start_kernel(&loader, "stdio", &machine, &arguments).stdout;
+        let reached = "owner: devices reach 0x90000000 to 0x90021000, too: firmware uses it for one";
+        let blocked = "owner: firmware uses memory at 0x1000000 to";
+        assert!(said.contains(reached) && said.contains(blocked), "{iommu}: {said}");
+        assert!(said.contains("0x1000000 is RAM, or the hypervisor's"), "{iommu}: {said}");
+    }
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod at {
     pub(super) const MEMORY_SCOPES: usize = 24;
 
     pub(super) const SCOPE_LENGTH: usize = 1;
+    pub(super) const FIRST_BUS: usize = 5;
     /// Of a scope's path.
     pub(super) const PATH: usize = 6;
 }
@@ -61,11 +62,27 @@ pub struct Unit {
 
 /// Memory that some device must reach, whoever owns it: firmware uses it for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct Reserved<'a> {
     /// First byte.
     pub start: Hpa,
     /// Last byte.
     pub last: Hpa,
+    /// Which devices, in the format of the table.
+    scopes: &'a [u8],
+}
+
+impl Reserved<'_> {
+    /// Whether a function (bus in bits 15:8, device in 7:3, function in 2:0) is one of the devices. One behind a bridge
+    /// is named by the bridge, and which bus is behind that only PCI's configuration says: all later ones count.
+    #[must_use]
+    pub fn may_be_of(&self, function: u16) -> bool {
+        let [place, bus] = function.to_le_bytes();
+        Scopes(self.scopes).flatten().any(|scope| {
+            let (first_bus, path) = (scope[at::FIRST_BUS], &scope[at::PATH..]);
+            let is_there = path.last_chunk().is_some_and(|[device, number]| place == device << 3 | number & 7);
+            is_there && if path.len() == 2 { bus == first_bus } else { bus > first_bus }
+        })
+    }
 }
 
 /// What is wrong with a table, and where.
@@ -128,7 +145,7 @@ impl<'a> Dmar<'a> {
     }
 
     /// Memory that devices must always reach.
-    pub fn reserved(self) -> impl Iterator<Item = Reserved> {
+    pub fn reserved(self) -> impl Iterator<Item = Reserved<'a>> {
         self.of_kind(RMRR).filter_map(|bytes| reserved(bytes).ok())
     }
 
@@ -184,23 +201,40 @@ fn unit(bytes: &[u8]) -> Result<Unit, &'static str> {
 }
 
 /// The memory that an RMRR describes.
-fn reserved(bytes: &[u8]) -> Result<Reserved, &'static str> {
-    check_scopes(bytes.get(at::MEMORY_SCOPES..).ok_or("a structure about reserved memory is too short")?)?;
+fn reserved(bytes: &[u8]) -> Result<Reserved<'_>, &'static str> {
+    let scopes = bytes.get(at::MEMORY_SCOPES..).ok_or("a structure about reserved memory is too short")?;
+    check_scopes(scopes)?;
     let (start, last) = (long(bytes, at::BASE), long(bytes, at::LIMIT));
     if start >= last || last >= ADDRESS_END {
         return Err("reserved memory is empty, or has no end");
     }
-    Ok(Reserved { start: Hpa(start), last: Hpa(last) })
+    Ok(Reserved { start: Hpa(start), last: Hpa(last), scopes })
 }
 
-/// Checks the list of devices that ends a structure. Each has a path of pairs: device and function on each bus.
-fn check_scopes(mut scopes: &[u8]) -> Result<(), &'static str> {
-    while !scopes.is_empty() {
-        let length = scopes.get(at::SCOPE_LENGTH).map_or(0, |length| usize::from(*length));
+fn check_scopes(scopes: &[u8]) -> Result<(), &'static str> {
+    Scopes(scopes).try_for_each(|scope| scope.map(|_| ()))
+}
+
+/// The list of devices that ends a structure. Each has a path of pairs: device and function on each bus. Ends after the
+/// first error.
+struct Scopes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Scopes<'a> {
+    type Item = Result<&'a [u8], &'static str>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let length = self.0.get(at::SCOPE_LENGTH).map_or(0, |length| usize::from(*length));
         let has_path = length > at::PATH && (length - at::PATH).is_multiple_of(2);
-        scopes = scopes.get(length..).filter(|_| has_path).ok_or("a device's length is wrong")?;
+        let Some((scope, rest)) = self.0.split_at_checked(length).filter(|_| has_path) else {
+            self.0 = &[];
+            return Some(Err("a device's length is wrong"));
+        };
+        self.0 = rest;
+        Some(Ok(scope))
     }
-    Ok(())
 }
 
 fn long(bytes: &[u8], offset: usize) -> u64 {
@@ -259,8 +293,20 @@ mod tests {
         let units: Vec<_> = dmar.units().collect();
         let [first, second] = [(0xfed9_0000, 0), (0xfed9_1000, 1)];
         assert_eq!(units, [first, second].map(|(base, segment)| Unit { base: Hpa(base), segment }));
-        let reserved: Vec<_> = dmar.reserved().collect();
-        assert_eq!(reserved, [Reserved { start: Hpa(0x7f00_0000), last: Hpa(0x7f0f_ffff) }]);
+        let reserved: Vec<_> = dmar.reserved().map(|reserved| (reserved.start.0, reserved.last.0)).collect();
+        assert_eq!(reserved, [(0x7f00_0000, 0x7f0f_ffff)]);
+    }
+
+    #[test]
+    fn reserved_memory_is_of_the_functions_that_its_scopes_may_name() {
+        let bytes = table(&[rmrr(0x1000, 0x1fff, &SCOPES), rmrr(0x3000, 0x3fff, &[])]);
+        let dmar = Dmar::new(&bytes).expect("well formed");
+        let of = |function: u16| dmar.reserved().map(|reserved| reserved.may_be_of(function)).collect::<Vec<_>>();
+        // 00:04.0, and 03.1 on some bus behind bus 0.
+        assert_eq!([of(0x0020), of(0x0519), of(0xff19)], [[true, false]; 3].map(Vec::from));
+        for other in [0x0021, 0x0120, 0x0019, 0x0518, 0x0000] {
+            assert_eq!(of(other), [false, false], "{other:#x}");
+        }
     }
 
     #[test]

@@ -34,6 +34,18 @@ impl Reach {
             is_open.then(|| GpaRange::new(Gpa(page.start.0), bytes)).flatten()
         })
     }
+
+    /// The pages that cover a range of the machine, as accesses to all of it would map them; where it is out of reach,
+    /// its next address, as the last.
+    pub fn pages_of(&self, range: &HpaRange) -> impl Iterator<Item = Result<GpaRange, Hpa>> {
+        let mut rest = Some((range.start, range.end()));
+        core::iter::from_fn(move || {
+            let (at, end) = rest.take_if(|(at, end)| at < end)?;
+            let Some(page) = self.page_at(Gpa(at.0)) else { return Some(Err(at)) };
+            rest = Some((Hpa(page.end().0), end));
+            Some(Ok(page))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -66,6 +78,21 @@ mod tests {
         assert_eq!(page(&reach, 0x38_0000_1234), Some((0x38_0000_0000, GIB)));
         assert_eq!(page(&reach, 1 << 40), None);
         assert_eq!(page(&reach, u64::MAX), None);
+    }
+
+    #[test]
+    fn range_is_covered_by_the_pages_that_accesses_would_map() {
+        let reach = reach(&[(0x10_0000, 0x7f00_0000), (0xfee0_0000, 0xfee0_1000)], 1 << 40);
+        let pages = |start: u64, end: u64| {
+            let range = HpaRange::new(Hpa(start), end - start).expect("a range");
+            reach.pages_of(&range).map(|page| page.map(|page| (page.start.0, page.bytes()))).collect::<Vec<_>>()
+        };
+        let large = |at: u64| Ok((at, 2 * MIB));
+        assert_eq!(pages(0x7f00_1000, 0x7f20_1000), [large(0x7f00_0000), large(0x7f20_0000)]);
+        assert_eq!(pages(0xf_f000, 0x11_0000), [Ok((0xf_f000, 4096)), Err(Hpa(0x10_0000))]);
+        assert_eq!(pages(0xfedf_f000, 0xfee0_0000), [large(0xfec0_0000)]);
+        assert_eq!(pages((1 << 40) - 1, 1 << 40), [Ok(((1 << 40) - GIB, GIB))]);
+        assert_eq!(pages(1 << 40, 2 << 40), [Err(Hpa(1 << 40))]);
     }
 
     #[test]

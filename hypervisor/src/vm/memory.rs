@@ -328,6 +328,18 @@ impl Memory {
         Ok(())
     }
 
+    /// Maps a page of the machine at its own address. No vCPU runs yet.
+    ///
+    /// # Errors
+    /// There are too few tables, or something else is mapped there.
+    #[allow(dead_code, reason = "not on every architecture has a VM all devices")]
+    pub(crate) fn map_at_its_address(&self, page: GpaRange) -> Result<(), MapError> {
+        let mapped =
+            self.tree.walk_mut(&self.tables, &NoTlb, &mut self.shape.lock()).map(page, Hpa(page.start.0), Access::ALL);
+        Machine::publish();
+        mapped
+    }
+
     /// The functions that reach it.
     #[inline]
     pub(crate) fn devices(&self) -> Option<&Devices> {

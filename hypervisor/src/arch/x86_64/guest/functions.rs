@@ -30,7 +30,7 @@ use crate::io::function::vectors::{Vector, Vectors};
 use crate::io::function::view::{BUS_MASTER, MEMORY_SPACE, MSI_ON, MSI_X_MASKED, MSI_X_ON, NO_LINE, Wanted, msi_data};
 use crate::io::function::window::{Piece, Placed, Reached, homes};
 use crate::io::function::{BARS, Description, Messages, Part, Reset};
-use crate::io::iommu::Guard;
+use crate::io::iommu::{Functions, Guard};
 use crate::vm::Vm;
 
 /// The functions of one VM, in the order of their slots.
@@ -188,6 +188,16 @@ fn find(function: PciFunction) -> Result<Found, String> {
     }
     if iommu::is_special(function.into()) {
         return Err(String::from("it is an IOMMU or an interrupt controller, which the hypervisor uses"));
+    }
+    if let Some(alias) = iommu::alias_of(function.into()) {
+        return Err(format!("the IOMMU takes it for {alias}, as it may take others (an alias in ACPI's table IVRS)"));
+    }
+    if let Some(range) = iommu::reserved(&Functions::These(Vec::from([function.into()]))).first() {
+        return Err(format!(
+            "firmware uses memory at {} for it, which it must always reach (IVMD in ACPI's table IVRS, RMRR in DMAR). \
+             Give it to the VM with all devices",
+            range.start
+        ));
     }
     if acpi::machine().is_none_or(|machine| machine.ecam.is_empty()) {
         return Err(String::from("the machine has no window to PCI configuration in memory (ACPI's table MCFG)"));

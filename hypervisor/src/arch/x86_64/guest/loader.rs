@@ -5,7 +5,7 @@ use addr::{Gpa, GpaRange};
 pub(crate) use x86_boot::KernelEntry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
-use super::own_machine::Prepared;
+use super::own_machine::{self, Prepared};
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -39,6 +39,9 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
         && !own.write_tables(memory)
     {
         return Err(x86_boot::Error::NoRoom { needs: 0, has: 0 });
+    }
+    if own.is_some() {
+        own_machine::map_reserved(config, memory);
     }
     Ok(entry)
 }

@@ -30,7 +30,7 @@ use x86_boot::{Efi, Error, OwnMachine, Screen};
 
 use super::vcpu::stop;
 use super::{delivery, functions};
-use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, keyboard, low_memory, paging, port, virtio};
+use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, iommu, keyboard, low_memory, paging, port, virtio};
 use crate::boot::handover::Framebuffer;
 use crate::boot::runtime_services::{self, RuntimeServices};
 use crate::cpu::{self, CpuId, PerCpu};
@@ -39,6 +39,7 @@ use crate::device::uart;
 use crate::frames::Frames;
 use crate::io;
 use crate::io::config_space::{ADDRESS_PORT, ConfigPorts, Meaning, WINDOW_PORT};
+use crate::io::iommu::Functions;
 use crate::io::pins::{Changes, Pins};
 use crate::io::reach::Reach;
 use crate::memory_map::Kind;
@@ -271,26 +272,13 @@ fn firmwares_map(regions: &[GpaRange]) -> Vec<MapEntry> {
 impl MachineOfVm {
     /// With everything within reach that is not the hypervisor's or another VM's.
     pub(super) fn new() -> Self {
-        let page = |gpa: Gpa| HpaRange::new(Hpa(gpa.0), PAGE_BYTES);
-        let ram: Vec<HpaRange> =
-            boot::handover().map(|handover| handover.memory.ram().iter().copied().collect()).unwrap_or_default();
         let used = virtio::used();
-        let registers = used.map_or(&[][..], |used| &used.registers).iter().copied();
-        // The memory windows into configuration space: one page for each function.
-        let windows = acpi::machine().map_or(&[][..], |machine| &machine.ecam).iter();
-        let config_pages = used.into_iter().flat_map(move |used| {
-            windows
-                .clone()
-                .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
-        });
         let mut config_ports = ConfigPorts::new(used.map(|used| used.function).into_iter().collect());
         // Firmware, or the hypervisor, has left it at any function.
         open_window(&mut config_ports);
-        let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
-        let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages);
         let emulated = SERIAL_PORTS.iter().map(|&(_, pin)| pin).chain([TOOL_PORT_PIN]);
         Self {
-            reach: Reach::new(closed, paging::physical_end()),
+            reach: reach(),
             pins: Mutex::new(Pins::new(emulated)),
             level_vectors: Default::default(),
             config_ports: Mutex::new(config_ports),
@@ -382,6 +370,52 @@ impl MachineOfVm {
                 warn!("{}: the machine does not sleep: port {at:#x} value {value:#x} is dropped", vm.name());
             }
             _ => write(at, bytes, value),
+        }
+    }
+}
+
+/// Everything that is not the hypervisor's or another VM's.
+fn reach() -> Reach {
+    let page = |gpa: Gpa| HpaRange::new(Hpa(gpa.0), PAGE_BYTES);
+    let ram: Vec<HpaRange> =
+        boot::handover().map(|handover| handover.memory.ram().iter().copied().collect()).unwrap_or_default();
+    let used = virtio::used();
+    let registers = used.map_or(&[][..], |used| &used.registers).iter().copied();
+    // The memory windows into configuration space: one page for each function.
+    let windows = acpi::machine().map_or(&[][..], |machine| &machine.ecam).iter();
+    let config_pages = used.into_iter().flat_map(move |used| {
+        windows
+            .clone()
+            .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
+    });
+    let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
+    let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages);
+    Reach::new(closed, paging::physical_end())
+}
+
+/// Maximum of memory that firmware uses for devices, in each range: a screen's is the largest.
+const MOST_RESERVED: u64 = 4 << 30;
+
+/// Maps the memory that firmware uses for devices. Other memory of the machine is mapped at the first access, but a
+/// device's access is none: it would be refused.
+pub(super) fn map_reserved(config: &VmConfig, memory: &Memory) {
+    let reach = reach();
+    for range in iommu::reserved(&Functions::All) {
+        let (name, start, end) = (&config.name, range.start, range.end());
+        if range.bytes() > MOST_RESERVED {
+            warn!("{name}: firmware uses memory at {start} to {end} for a device, which is too much: it is blocked");
+            continue;
+        }
+        let mapped = reach.pages_of(&range).try_for_each(|page| {
+            let page = page.map_err(|at| format!("{at} is RAM, or the hypervisor's"))?;
+            match memory.map_at_its_address(page) {
+                Ok(()) | Err(MapError::Overlaps(_)) => Ok(()),
+                Err(why) => Err(format!("{why}")),
+            }
+        });
+        match mapped {
+            Ok(()) => log::info!("{name}: devices reach {start} to {end}, too: firmware uses it for one"),
+            Err(why) => warn!("{name}: firmware uses memory at {start} to {end} for a device: it is blocked: {why}"),
         }
     }
 }

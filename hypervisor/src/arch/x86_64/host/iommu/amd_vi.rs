@@ -21,7 +21,7 @@ use core::fmt::Display;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Hpa, HpaRange, PAGE_BYTES};
-use amd_vi::ivrs::{Ivrs, Scope, Special, Unit};
+use amd_vi::ivrs::{Ivrs, Reserved, Scope, Special, Unit};
 use amd_vi::registers::{self, ExtendedFeatures, control, status};
 use amd_vi::{Command, DeviceId, DeviceTableEntry, Event, InterruptEntry, Interrupts, Pages, Ring};
 use spin::{Mutex, Once};
@@ -72,6 +72,25 @@ impl Iommus for Guards {
     fn remaps_interrupts(&self) -> Result<(), String> {
         let reason = "firmware does not say which number the I/O APIC has for the IOMMU (ACPI table IVRS)";
         if self.can_remap { Ok(()) } else { Err(String::from(reason)) }
+    }
+
+    fn reserved(&self, functions: &Functions) -> Vec<HpaRange> {
+        let is_of = |reserved: &Reserved| match functions {
+            Functions::All => true,
+            Functions::These(these) => these.iter().any(|function| reserved.devices.contains(&function.0)),
+        };
+        let reserved = self.ivrs.reserved().filter(is_of);
+        reserved.filter_map(|reserved| HpaRange::new(reserved.start, reserved.bytes)).collect()
+    }
+
+    fn alias_of(&self, function: RequesterId) -> Option<RequesterId> {
+        let aliases = self.scopes().filter_map(|scope| match scope {
+            Scope::Functions { first, last, alias: Some(alias), .. } => {
+                (first..=last).contains(&DeviceId(function.0)).then_some(RequesterId(alias.0))
+            }
+            _ => None,
+        });
+        aliases.last().filter(|alias| *alias != function)
     }
 
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {

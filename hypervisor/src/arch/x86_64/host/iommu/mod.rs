@@ -14,9 +14,10 @@ mod vt_d;
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::Display;
 
-use addr::{Hpa, HpaRange};
+use addr::{Hpa, HpaRange, PAGE_BYTES};
 use spin::Once;
 use stage2::{Iommu, Stale};
 
@@ -60,6 +61,12 @@ trait Iommus: Send + Sync {
 
     /// As [`has_registers_in`].
     fn has_registers_in(&self, range: &HpaRange) -> bool;
+
+    /// Memory that a function must reach, whoever owns it: of one of these functions.
+    fn reserved(&self, functions: &Functions) -> Vec<HpaRange>;
+
+    /// As [`alias_of`].
+    fn alias_of(&self, function: RequesterId) -> Option<RequesterId>;
 
     /// As [`grant`].
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa);
@@ -166,6 +173,22 @@ pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
 /// Whether a function is an IOMMU, or names interrupts that are not its own.
 pub(in crate::arch::x86_64) fn is_special(function: RequesterId) -> bool {
     GUARDS.get().is_some_and(|guards| guards.is_special(function))
+}
+
+/// Memory that firmware uses for some of these functions, in pages: they must reach it, whoever owns them. Empty if
+/// they reach everything.
+pub(in crate::arch::x86_64) fn reserved(functions: &Functions) -> Vec<HpaRange> {
+    let ranges = GUARDS.get().map(|guards| guards.reserved(functions)).unwrap_or_default();
+    let pages = |range: HpaRange| {
+        let start = range.start.0 & !(PAGE_BYTES - 1);
+        HpaRange::new(Hpa(start), range.end().0.next_multiple_of(PAGE_BYTES) - start)
+    };
+    ranges.into_iter().filter_map(pages).collect()
+}
+
+/// The number under which the IOMMU knows a function, if it is that of another one, because a bridge speaks for both.
+pub(in crate::arch::x86_64) fn alias_of(function: RequesterId) -> Option<RequesterId> {
+    GUARDS.get()?.alias_of(function)
 }
 
 /// Whether registers of an IOMMU are in this range.

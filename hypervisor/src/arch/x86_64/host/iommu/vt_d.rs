@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 use spin::{Mutex, Once};
 use stage2::{Stale, What};
-use vt_d::dmar::{Dmar, Unit};
+use vt_d::dmar::{Dmar, Reserved, Unit};
 use vt_d::registers::{self, Capabilities, Extended, fault_status, global};
 use vt_d::{ContextEntry, Descriptor, Fault, InterruptEntry, Pages, interrupt_table, root_entry};
 
@@ -44,6 +44,8 @@ const LINE_BYTES: usize = 64;
 
 /// All IOMMUs of PCI segment 0, and the tables that they share.
 pub(super) struct Guards {
+    /// What firmware says about them and their devices.
+    dmar: Dmar<'static>,
     units: Vec<Mutex<Hardware>>,
     roots: Frames,
     /// The context tables of all buses.
@@ -85,6 +87,20 @@ impl Iommus for Guards {
 
     fn stops_init(&self) -> bool {
         false
+    }
+
+    fn reserved(&self, functions: &Functions) -> Vec<HpaRange> {
+        let is_of = |reserved: &Reserved<'_>| match functions {
+            Functions::All => true,
+            Functions::These(these) => these.iter().any(|function| reserved.may_be_of(function.0)),
+        };
+        let reserved = self.dmar.reserved().filter(is_of);
+        reserved.filter_map(|reserved| HpaRange::new(reserved.start, reserved.last.0 - reserved.start.0 + 1)).collect()
+    }
+
+    fn alias_of(&self, _: RequesterId) -> Option<RequesterId> {
+        // Firmware's table has none. What a bridge speaks for is blocked, because nobody owns the bridge.
+        None
     }
 
     fn grant(&self, functions: &Functions, domain: Domain, root: Hpa) {
@@ -197,10 +213,6 @@ impl Guards {
         if units.is_empty() {
             return Err(String::from("firmware's table (DMAR) names none"));
         }
-        for reserved in dmar.reserved() {
-            let (start, last) = (reserved.start, reserved.last);
-            log::info!("IOMMU: firmware wants a device to reach {start} to {last} (RMRR): it does not");
-        }
 
         let (roots, contexts) = (memory(PAGE_BYTES)?, memory(ContextEntry::TABLES_BYTES)?);
         for (bus, words) in (0..BUSES).zip(roots.words().chunks_exact(2)) {
@@ -222,7 +234,7 @@ impl Guards {
             let unit = unit.lock();
             unit.passes_old_interrupts().then(|| unit.name.clone())
         });
-        let guards = Self { units, roots, contexts, interrupts, leak, is_coherent, trusted: Once::new() };
+        let guards = Self { dmar, units, roots, contexts, interrupts, leak, is_coherent, trusted: Once::new() };
         guards.write_back(guards.roots.words());
         guards.write_back(guards.contexts.words());
         if let Ok(table) = &guards.interrupts {
