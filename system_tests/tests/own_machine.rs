@@ -98,6 +98,24 @@ fn level_triggered_interrupt_arrives_once_for_each_event_of_the_chipset() {
 }
 
 #[test]
+fn interrupts_of_devices_reach_cpus_behind_a_gap_of_apic_ids() {
+    // Two sockets of three cores: the ids are 0, 1, 2, 4, 5 and 6. The last CPU takes the chipset's interrupt.
+    let machine =
+        ["-smp", "6,sockets=2,cores=3,threads=1,maxcpus=6", "-device", "pcie-root-port,id=rp,chassis=1,slot=1"];
+    let owner = owner().replace("vcpus = 2", "vcpus = 6");
+    let before = "n=$(sed -n 's/ *\\([0-9]*\\):.*acpi$/\\1/p' /proc/interrupts); echo 5 >/proc/irq/$n/smp_affinity_list; \
+                  echo \"cpus $(nproc) ids $(sed -n 's/^apicid.*: //p' /proc/cpuinfo | tr '\\n' ' ')\"; ";
+    let said = events_said(&owner, before, "gpe01", &machine, |monitor, event| {
+        let comes = event % 2 == 1;
+        monitor.say(if comes { "device_add virtio-rng-pci,id=card,bus=rp" } else { "device_del card" });
+    });
+    assert!(said.contains("cpus 6 ids 0 1 2 4 5 6"), "{said}");
+    let line = said.lines().find(|line| line.contains("acpi")).expect("the interrupt is counted");
+    let counts: Vec<u64> = line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
+    assert!(counts.len() == 6 && counts[5] >= EVENTS - 1, "{line}");
+}
+
+#[test]
 #[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
 fn each_press_of_the_power_button_is_one_event_of_the_vm() {
     let count = events_of_the_chipset(&owner_with_drivers(), "ff_pwr_btn", &[], |monitor, _| {
@@ -110,10 +128,29 @@ const EVENTS: u64 = 4;
 
 /// Has the chipset of a machine with these devices raise [`EVENTS`] events, which Linux counts under this name. Each of
 /// them comes by ACPI's interrupt. Returns the last count.
-fn events_of_the_chipset(toml: &str, counter: &str, devices: &[&str], mut raise: impl FnMut(&mut Monitor, u64)) -> u64 {
+fn events_of_the_chipset(toml: &str, counter: &str, devices: &[&str], raise: impl FnMut(&mut Monitor, u64)) -> u64 {
+    let said = events_said(toml, "", counter, devices, raise);
+    let line = said.lines().find(|line| line.contains("acpi")).expect("the interrupt is counted");
+    let interrupts: u64 = line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum();
+    assert!(
+        (EVENTS..3 * EVENTS).contains(&interrupts),
+        "an interrupt that nobody clears would come thousands of times: {line}"
+    );
+    let last = said.lines().find_map(|line| line.strip_prefix("count ")?.parse().ok());
+    last.expect("the events are counted")
+}
+
+/// The same, with something to do `before`. Returns what the guest has said.
+fn events_said(
+    toml: &str,
+    before: &str,
+    counter: &str,
+    devices: &[&str],
+    mut raise: impl FnMut(&mut Monitor, u64),
+) -> String {
     let count = format!("/sys/firmware/acpi/interrupts/{counter}");
     let script = format!(
-        "echo ready; last=0; while [ $last -lt {EVENTS} ]; do set -- $(cat {count}); \
+        "{before}echo ready; last=0; while [ $last -lt {EVENTS} ]; do set -- $(cat {count}); \
          if [ $1 != $last ]; then last=$1; echo \"event $last\"; fi; sleep 0.05; done; sleep 1; \
          grep acpi /proc/interrupts; set -- $(cat {count}); echo \"count $1\""
     );
@@ -132,15 +169,7 @@ fn events_of_the_chipset(toml: &str, counter: &str, devices: &[&str], mut raise:
         until("the guest notices", || host.said().contains(&format!("event {event}")).then_some(()));
     }
     let result = host.finish().expect_status(0).json();
-    let said = result["vms"][0]["output"].as_str().expect("said something");
-    let line = said.lines().find(|line| line.contains("acpi")).expect("the interrupt is counted");
-    let interrupts: u64 = line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum();
-    assert!(
-        (EVENTS..3 * EVENTS).contains(&interrupts),
-        "an interrupt that nobody clears would come thousands of times: {line}"
-    );
-    let last = said.lines().find_map(|line| line.strip_prefix("count ")?.parse().ok());
-    last.expect("the events are counted")
+    result["vms"][0]["output"].as_str().expect("said something").to_string()
 }
 
 /// A VM that has the devices, with a kernel that has drivers for disks and networks built in.

@@ -188,8 +188,9 @@ pub(crate) trait Arch: Sized + 'static {
     /// Handles the last exit. `second` as in [`enter`](Self::enter).
     fn handle_exit(second: bool, run: &mut Running<'_>) -> Next;
 
-    /// Maximum number of vCPUs of a VM with the machine's devices.
-    fn most_vcpus_with_devices() -> u32;
+    /// The number of vCPUs of a VM with the machine's devices that has so many of the machine's CPUs. It is larger if
+    /// the numbers by which devices name CPUs have gaps.
+    fn vcpus_with_devices(cpus: u32) -> u32;
     /// Gives the machine's devices to a VM that is about to be created, with this number of vCPUs. Returns memory that
     /// only such a VM has.
     ///
@@ -401,7 +402,7 @@ macro_rules! implement {
                     second: bool,
                     run: &mut $crate::vcpu::run::Running<'_>
                 ) -> $crate::vcpu::run::Next = exit::handle;
-                fn most_vcpus_with_devices() -> u32 = platform::most_vcpus_with_devices;
+                fn vcpus_with_devices(cpus: u32) -> u32 = platform::vcpus_with_devices;
                 fn take_devices(vcpus: u32) -> Result<alloc::vec::Vec<$crate::frames::Frames>, alloc::string::String> =
                     platform::take_devices;
                 fn tool_port(vm: &$crate::vm::Vm) -> Option<&$crate::vm::tool_port::ToolPort> = platform::tool_port;

@@ -25,8 +25,9 @@ pub(crate) fn settle(config: &mut VmConfig, later: &[VmConfig]) {
     }
     if config.vcpus == VmConfig::ALL_CPUS {
         let cpus = u32::try_from(scheduler::runners().count()).unwrap_or(MAX_VCPUS);
-        config.vcpus = cpus.min(Machine::most_vcpus_with_devices()).clamp(1, MAX_VCPUS);
+        config.vcpus = cpus.clamp(1, MAX_VCPUS);
     }
+    config.vcpus = Machine::vcpus_with_devices(config.vcpus);
     if config.memory_bytes == VmConfig::REST {
         config.memory_bytes = rest(frames::free_bytes(), frames::total_bytes(), config.vcpus, later);
     }

@@ -336,8 +336,8 @@ pub(crate) mod platform {
     }
 
     /// No VM has the machine's devices here.
-    pub(crate) fn most_vcpus_with_devices() -> u32 {
-        0
+    pub(crate) fn vcpus_with_devices(cpus: u32) -> u32 {
+        cpus
     }
 
     /// Says so.

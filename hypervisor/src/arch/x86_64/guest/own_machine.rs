@@ -32,6 +32,7 @@ use super::vcpu::stop;
 use super::{delivery, functions};
 use crate::arch::x86_64::host::{acpi, boot, framebuffer, io_apic, iommu, keyboard, low_memory, paging, port, virtio};
 use crate::boot::handover::Framebuffer;
+use crate::boot::madt;
 use crate::boot::runtime_services::{self, RuntimeServices};
 use crate::cpu::{self, CpuId, PerCpu};
 use crate::device::interrupt::Target;
@@ -66,11 +67,15 @@ static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
 /// Where the pages of the VM's SynICs begin.
 static SYNICS: AtomicU64 = AtomicU64::new(0);
 
-/// Maximum number of vCPUs of a VM with the devices: a device names the CPU that it interrupts by its APIC id, so that
-/// of a vCPU must be that of its pCPU.
-pub(crate) fn most_vcpus_with_devices() -> u32 {
-    let matching = cpu::all().iter().take_while(|cpu| cpu.arch.apic_id == cpu.id.0).count();
-    u32::try_from(matching).unwrap_or(u32::MAX)
+/// The number of vCPUs of a VM with the devices that has so many of the machine's CPUs, those with the lowest APIC ids.
+///
+/// A device names the CPU that it interrupts by its APIC id, so a vCPU must have that of a pCPU, and it has its number.
+/// If the machine's ids have gaps, some vCPUs are no CPU of the machine: the guest's tables do not name them, and they
+/// never start.
+pub(crate) fn vcpus_with_devices(cpus: u32) -> u32 {
+    let mut ids: Vec<u32> = cpu::all().iter().map(|cpu| cpu.arch.apic_id).collect();
+    ids.sort_unstable();
+    madt::vcpus_of(&ids, cpus)
 }
 
 /// Gives the devices to a VM that is about to be created, with this number of vCPUs. Returns the memory below 1 MiB.
@@ -79,17 +84,17 @@ pub(crate) fn most_vcpus_with_devices() -> u32 {
 /// Why no VM, or not this one, can have them.
 pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
     let count = u32::try_from(cpu::count()).unwrap_or(u32::MAX);
-    if vcpus > count {
+    let most = vcpus_with_devices(count);
+    if vcpus > most {
         return Err(format!(
-            "{vcpus} vCPUs: with the machine's devices a VM has at most as many as the machine has CPUs, {count}"
+            "{} vCPUs: with the machine's devices a VM has at most as many as the machine has CPUs, {count}",
+            vcpus - most + count
         ));
     }
-    let limit = most_vcpus_with_devices();
-    if vcpus > limit {
-        let id = cpu::by_id(CpuId(limit)).arch.apic_id;
-        return Err(format!(
-            "{vcpus} vCPUs: the APIC ids of the machine's CPUs have a gap, CPU {limit} has {id}; use at most {limit} vCPUs"
-        ));
+    // A start begins at vCPU 0.
+    let first = cpu::by_id(CpuId(0)).arch.apic_id;
+    if first != 0 {
+        return Err(format!("the CPU that the machine starts with has the APIC id {first}; it must be 0"));
     }
     if io_apic::init().is_none() {
         return Err(format!("ACPI names no I/O APIC at {IO_APIC} with the first pins"));
@@ -320,7 +325,7 @@ impl MachineOfVm {
         self.change(vm, |pins| pins.end_of_interrupt(vector, |target| cpu_of(vm, target)));
     }
 
-    /// The machine delivered `vector` to the pCPU `cpu`.
+    /// The machine delivered `vector` to the pCPU with the APIC id `cpu`, which is the number of its vCPU.
     fn interrupt(&self, vm: &Vm, vector: u8, cpu: u32) {
         let is_level = self.level_vectors[usize::from(vector >> 6)].load(Ordering::SeqCst) >> (vector & 63) & 1 != 0;
         let was_pin = is_level
@@ -478,7 +483,7 @@ fn cpu_of(vm: &Vm, target: Target) -> Option<u8> {
 pub(in crate::arch::x86_64) fn interrupt(cpu: &PerCpu, vector: u8) {
     let Some(vm) = io::owner() else { return functions::interrupt(cpu, vector) };
     if let Some(machine) = &vm.platform().own_machine {
-        machine.interrupt(&vm, vector, cpu.id.0);
+        machine.interrupt(&vm, vector, cpu.arch.apic_id);
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) use super::functions::Given;
 use super::hyperv::HyperV;
 pub(crate) use super::hyperv::fault_of_child;
 use super::own_machine::{self, MachineOfVm};
-pub(crate) use super::own_machine::{most_vcpus_with_devices, take_devices};
+pub(crate) use super::own_machine::{take_devices, vcpus_with_devices};
 use super::state::State as _;
 use super::{delivery, mmio};
 use crate::arch::hypercall::Children;
