@@ -269,8 +269,10 @@ type Turn = (&'static str, &'static str);
 
 /// The second entry of GRUB's menu, and then the parent's shell.
 const TALK_WITH_A_PARENT: &[Turn] = &[
-    // The last line below the menu. The next entry, and Enter.
-    ("executed automatically in", "\x1b[B\r"),
+    // The last line below the menu. The next entry is one byte here: with UEFI two programs read the line, firmware and
+    // GRUB, and a longer sequence may come in pieces.
+    ("executed automatically in", "\x0e"),
+    ("*Dunlin: parent", "\r"),
     (
         ":/root# ",
         "dmesg | grep 'running as'; ls -l /dev/mshv; guest-microvm; echo the guest has ended with $?; poweroff -f\n",
