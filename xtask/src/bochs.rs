@@ -34,7 +34,7 @@ serial.log (what hypervisor and guests wrote), bochs.log, the image, and the con
   --short   the runs that `cargo xtask test` makes on both processors, a minute or two on each
   --json    one line of JSON for each run on standard output; progress goes to standard error
   --list    the runs
-  RUN..     only these
+  RUN..     only these. `parent` runs only if it is named: it needs what `make parent` builds
 
 In the table, ticks are Bochs' clock: instructions of one CPU, or of all CPUs that are not halted at once; 50 million are a second of
 the machine's time. They nearly repeat from run to run; wall times are those of this computer. The status is 0 if all runs did what
@@ -45,6 +45,8 @@ is expected of them.
 enum Guest {
     /// The default VM with this many vCPUs: boots Debian, works a little, powers off.
     Debian { vcpus: u32 },
+    /// A parent VM, in which unmodified QEMU runs a guest.
+    Parent,
     /// A VM with this many vCPUs that runs experiments of the measuring guest.
     Measuring { vcpus: u32, apic: &'static str, cmdline: &'static str },
 }
@@ -65,7 +67,18 @@ struct Run {
     not_on_vt_x: &'static [&'static str],
     /// Several times the duration on an idle computer.
     limit: Duration,
-    is_short: bool,
+    when: When,
+}
+
+/// Which commands make a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Also those with `--short`.
+    Short,
+    /// Those without it.
+    Long,
+    /// Only those that name it: it needs what `make parent` builds.
+    Named,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -100,7 +113,7 @@ const RUNS: &[Run] = &[
         ),
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "fuzz",
@@ -112,7 +125,7 @@ const RUNS: &[Run] = &[
         ),
         not_on_vt_x: &["timer-storm"],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "hyperv",
@@ -121,7 +134,7 @@ const RUNS: &[Run] = &[
         guest: Guest::measuring("experiments=hv-discovery,hv-abi,hv-ipi"),
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "apic-modes",
@@ -130,7 +143,7 @@ const RUNS: &[Run] = &[
         guest: Guest::measuring("experiments=apic-modes"),
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "xapic",
@@ -144,7 +157,7 @@ const RUNS: &[Run] = &[
         },
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "two-cpus",
@@ -157,7 +170,7 @@ const RUNS: &[Run] = &[
         },
         not_on_vt_x: &["halt-cli"],
         limit: MINUTE.saturating_mul(3),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "debian-1",
@@ -166,7 +179,7 @@ const RUNS: &[Run] = &[
         guest: Guest::Debian { vcpus: 1 },
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
-        is_short: true,
+        when: When::Short,
     },
     Run {
         name: "debian-2-on-1",
@@ -175,7 +188,7 @@ const RUNS: &[Run] = &[
         guest: Guest::Debian { vcpus: 2 },
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
-        is_short: false,
+        when: When::Long,
     },
     Run {
         name: "debian-4-on-1",
@@ -184,7 +197,7 @@ const RUNS: &[Run] = &[
         guest: Guest::Debian { vcpus: 4 },
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
-        is_short: false,
+        when: When::Long,
     },
     Run {
         name: "debian-2",
@@ -193,9 +206,21 @@ const RUNS: &[Run] = &[
         guest: Guest::Debian { vcpus: 2 },
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(15),
-        is_short: false,
+        when: When::Long,
+    },
+    Run {
+        name: "parent",
+        what: "a parent VM with 2 vCPUs on 1 CPU, and a guest of QEMU in it (after `make parent`)",
+        cpus: 1,
+        guest: Guest::Parent,
+        not_on_vt_x: &[],
+        limit: MINUTE.saturating_mul(15),
+        when: When::Named,
     },
 ];
+
+/// What the parent does: as on the PCs of `cargo xtask image-matrix`.
+const PARENTS_SCRIPT: &str = "dmesg | grep 'running as'; guest-microvm; echo the guest has ended with $?";
 
 /// Runs the commands in `rest`.
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
@@ -218,8 +243,8 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             "--list" => {
-                for Run { name, what, is_short, .. } in RUNS {
-                    println!("{name:14} {what}{}", if *is_short { " (short)" } else { "" });
+                for Run { name, what, when, .. } in RUNS {
+                    println!("{name:14} {what}{}", if *when == When::Short { " (short)" } else { "" });
                 }
                 return Ok(ExitCode::SUCCESS);
             }
@@ -227,7 +252,12 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
             unknown => bail!("no run `{unknown}`; `cargo xtask bochs --list` shows them, `--help` says what they are"),
         }
     }
-    let is_wanted = |run: &&Run| if names.is_empty() { run.is_short || !is_short } else { names.contains(&run.name) };
+    let is_wanted = |run: &&Run| match run.when {
+        _ if !names.is_empty() => names.contains(&run.name),
+        When::Short => true,
+        When::Long => !is_short,
+        When::Named => false,
+    };
 
     artifacts::run(Command::new(places.root.join("xtask/setup.sh")).arg("image"))?;
     artifacts::build(places, Wanted::ForDefaultVm)?;
@@ -270,7 +300,7 @@ pub(crate) fn short(places: &Places) -> Result<()> {
 pub(crate) fn short_of_built(places: &Places) -> Result<()> {
     let mut failures = Vec::new();
     for processor in PROCESSORS {
-        failures.extend(perform(places, processor, |run| run.is_short, false)?);
+        failures.extend(perform(places, processor, |run| run.when == When::Short, false)?);
     }
     match failures.as_slice() {
         [] => Ok(()),
@@ -307,7 +337,7 @@ impl Run {
             bochs,
             image: &image,
             cpus: self.cpus,
-            memory_mib: 1024,
+            memory_mib: if matches!(self.guest, Guest::Parent) { 2048 } else { 1024 },
             limit: self.limit,
         };
         let outcome = machine.run(&folder, &mut |words| tell(words))?;
@@ -332,6 +362,9 @@ impl Run {
             Guest::Debian { vcpus } => {
                 command.args(["--vcpus", &vcpus.to_string()]);
             }
+            Guest::Parent => {
+                command.arg(places.root.join("vms/parent.toml")).args(["--exec", PARENTS_SCRIPT]);
+            }
             Guest::Measuring { vcpus, apic, cmdline } => {
                 let file = folder.join("vms.toml");
                 let left_out = if processor == PROCESSORS[0] { &[] } else { self.not_on_vt_x };
@@ -346,6 +379,7 @@ impl Run {
     fn wants(&self, processor: Processor) -> Wants {
         match &self.guest {
             Guest::Debian { vcpus } => Wants::debian(processor, self.cpus, *vcpus),
+            Guest::Parent => Wants::parent(processor, self.cpus),
             Guest::Measuring { .. } => Wants::experiments(processor, self.cpus),
         }
     }

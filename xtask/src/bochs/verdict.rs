@@ -40,6 +40,15 @@ impl Wants {
         wants
     }
 
+    /// A parent that runs a guest.
+    pub(super) fn parent(processor: Processor, cpus: u32) -> Self {
+        let mut wants = Self::of_all(processor, cpus);
+        let words = ["running as L1VH partition", "the guest has ended with 0", "exit=0"];
+        wants.words.extend(words.map(String::from));
+        wants.never = &["panic", "BUG:", "Oops", "rcu: INFO"];
+        wants
+    }
+
     /// Experiments of the measuring guest; none may find an error.
     pub(super) fn experiments(processor: Processor, cpus: u32) -> Self {
         let mut wants = Self::of_all(processor, cpus);
