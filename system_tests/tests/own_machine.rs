@@ -334,6 +334,17 @@ fn devices_of_the_owner_reach_memory_that_firmware_uses_for_them() {
 }
 
 #[test]
+fn owner_does_not_reach_the_registers_of_the_iommus_that_guard_the_hypervisor_from_its_devices() {
+    for (iommu, registers) in [("amd-iommu", "0xfed80018"), ("intel-iommu,aw-bits=48", "0xfed90008")] {
+        // Control of the one, capabilities of the other: not all ones where they are within reach.
+        let script = format!("mknod /dev/mem c 1 1; echo \"read $(devmem {registers} 32)\"");
+        let qemu = ["--qemu-arg=-device".to_string(), format!("--qemu-arg={iommu}")];
+        let said = dunlin_run_vms(120, &owner(), &["--exec", &script, &qemu[0], &qemu[1]]).stdout;
+        assert!(said.contains("read 0xFFFFFFFF"), "{iommu}: {said}");
+    }
+}
+
+#[test]
 fn reset_of_the_machine_and_its_power_off_end_other_vms_too() {
     let toml = format!("{}\n{}", owner(), debian_vm("other", 1));
     for (command, reason) in [("reboot -f", "reset"), ("poweroff -f", "power off")] {

@@ -394,7 +394,7 @@ fn reach() -> Reach {
             .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
     });
     let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
-    let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages);
+    let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages).chain(iommu::registers());
     Reach::new(closed, paging::physical_end())
 }
 

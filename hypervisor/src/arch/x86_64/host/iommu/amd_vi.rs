@@ -64,9 +64,8 @@ impl Iommus for Guards {
         self.is_special_device(DeviceId(function.0))
     }
 
-    fn has_registers_in(&self, range: &HpaRange) -> bool {
-        let own = |unit: Unit<'_>| HpaRange::new(unit.base, registers::BYTES);
-        self.ivrs.units().filter_map(own).any(|own| own.overlaps(range))
+    fn registers(&self) -> Vec<HpaRange> {
+        self.ivrs.units().filter_map(|unit| HpaRange::new(unit.base, registers::BYTES)).collect()
     }
 
     fn remaps_interrupts(&self) -> Result<(), String> {

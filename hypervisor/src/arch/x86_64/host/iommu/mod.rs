@@ -59,8 +59,8 @@ trait Iommus: Send + Sync {
     /// As [`is_special`].
     fn is_special(&self, function: RequesterId) -> bool;
 
-    /// As [`has_registers_in`].
-    fn has_registers_in(&self, range: &HpaRange) -> bool;
+    /// As [`registers`].
+    fn registers(&self) -> Vec<HpaRange>;
 
     /// Memory that a function must reach, whoever owns it: of one of these functions.
     fn reserved(&self, functions: &Functions) -> Vec<HpaRange>;
@@ -193,7 +193,12 @@ pub(in crate::arch::x86_64) fn alias_of(function: RequesterId) -> Option<Request
 
 /// Whether registers of an IOMMU are in this range.
 pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
-    GUARDS.get().is_some_and(|guards| guards.has_registers_in(range))
+    registers().iter().any(|registers| registers.overlaps(range))
+}
+
+/// Where the IOMMUs have their registers. Nobody but the hypervisor may reach them.
+pub(in crate::arch::x86_64) fn registers() -> Vec<HpaRange> {
+    GUARDS.get().map(|guards| guards.registers()).unwrap_or_default()
 }
 
 /// Lets a function raise the interrupt `vector` of one pCPU, as its interrupt `number`, by the message that is

@@ -71,8 +71,8 @@ impl Iommus for Guards {
         false
     }
 
-    fn has_registers_in(&self, range: &HpaRange) -> bool {
-        self.units.iter().any(|unit| unit.lock().place.overlaps(range))
+    fn registers(&self) -> Vec<HpaRange> {
+        self.units.iter().map(|unit| unit.lock().place).collect()
     }
 
     fn remaps_interrupts(&self) -> Result<(), String> {
