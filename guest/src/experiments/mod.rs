@@ -4,6 +4,7 @@
 //! their own list: `pc` for x86-64, `virt` for AArch64.
 
 mod cases;
+mod compete;
 mod console;
 mod dirty;
 mod idle_vectors;
@@ -102,7 +103,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Experiment> {
 }
 
 /// Those that every machine has.
-const EXPERIMENTS: [Experiment; 24] = [
+const EXPERIMENTS: [Experiment; 27] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("page-fault", "a page fault of the guest's own, which should cost no exit", round_trip::page_fault),
     by_default(
@@ -130,6 +131,13 @@ const EXPERIMENTS: [Experiment; 24] = [
         own_data::run,
     ),
     on_request("one-clock", "all CPUs read the counter in turn, for seconds=N (3): it never goes back", one_clock::run),
+    on_request(
+        "compute",
+        "all CPUs compute, for seconds=N (5; 0 is for ever): how much in each second",
+        compete::compute,
+    ),
+    on_request("naps", "all CPUs sleep and wake as fast as they can, for seconds=N (5; 0 is for ever)", compete::naps),
+    on_request("wake-ups", "naps of 3 ms, for seconds=N (5): nanoseconds from the timer to the CPU", compete::wake_ups),
     on_request("flood", "all CPUs write to the console as fast as they can, for seconds=N (5)", console::flood),
     on_request("chatter", "a line on the console each second, for seconds=N (5)", console::chatter),
     on_request("stride", "writes to page after page, for seconds=N (5): how much in each moment", dirty::stride::run),
