@@ -151,7 +151,7 @@ Examples:
 Keys of the file (vms/default.toml explains each):
   [host]   arch, pcpus, memory, accel, time_limit, qemu
   [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, role, devices, apic, hyperv, flush, tags, tag_limit,
-           decode_cache, populate, split, split_rate, dirty_source
+           decode_cache, populate, split, split_rate, dirty_source, weight, cap, pcpus
 
 Environment:
   DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels

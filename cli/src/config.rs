@@ -7,6 +7,7 @@
 mod arch;
 mod devices;
 mod reader;
+mod share;
 pub(crate) mod stage2;
 mod translation;
 
@@ -14,7 +15,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role, VmConfig as PackedVm};
+use abi::payload::{ApicMode, CpuShare, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role, VmConfig as PackedVm};
 use abi::setting::Setting as _;
 use toml::de::DeTable;
 
@@ -90,6 +91,8 @@ pub(crate) struct VmConfig {
     pub(crate) translation: Translation,
     /// How memory is mapped, and writes to it logged.
     pub(crate) stage2: Stage2,
+    /// Its share of the pCPUs.
+    pub(crate) share: Placed<CpuShare>,
     /// Keys of the file that mean nothing where a VM is no PC.
     for_pcs: Vec<Place>,
 }
@@ -466,6 +469,7 @@ impl VmConfig {
                 .bad("devices write to all memory, and 'decode_cache' write-protects a part of it")
                 .help("leave 'decode_cache' out"));
         }
+        let share = share::read(&mut table)?;
         let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
         let open = Self::open(&vcpus, &memory);
@@ -487,6 +491,7 @@ impl VmConfig {
             translation,
             decode_cache,
             stage2,
+            share,
             for_pcs,
         })
     }

@@ -197,6 +197,7 @@ fn describe(vm: &VmConfig, kernel: File, initrd: Option<File>) -> PackedVm {
         decode_cache: vm.decode_cache,
         populate: vm.stage2.populate,
         dirty: vm.stage2.dirty,
+        share: vm.share.value,
     }
 }
 

@@ -93,6 +93,7 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Vcpus => &vm.vcpus.place,
                 About::Kernel => &vm.kernel.place,
                 About::Devices => &vm.devices.place,
+                About::Share => &vm.share.place,
                 About::Name | About::Tags => &vm.name.place,
             };
             let help = match about {
@@ -101,6 +102,7 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Kernel => "`dunlin run` shows why a kernel does not start",
                 About::Name => "give each VM a different name",
                 About::Devices => "name other functions, or leave 'devices' out (vms/default.toml explains the key)",
+                About::Share => "name other pCPUs, or leave 'pcpus' out (vms/default.toml explains the key)",
             };
             Err(Failure::failed(format!("{place}: the host cannot create it: {why}")).help(help))
         }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use abi::control::{Answer, Command, Part, Refusal, UPLOAD_CHUNK};
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme,
-    VmConfig,
+    ApicMode, Blob, CpuShare, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split,
+    TagScheme, VmConfig,
 };
 use abi::resources::Resources;
 use serde_json::Value;
@@ -285,6 +285,7 @@ fn config(kernel_bytes: u64) -> VmConfig {
         decode_cache: DecodeCache::Bytes,
         populate: Populate::Touch4K,
         dirty: DirtyLogging { split: Split::Adaptive, source: None, splits_per_second: None },
+        share: CpuShare::DEFAULT,
     }
 }
 

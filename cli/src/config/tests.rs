@@ -165,7 +165,7 @@ fn unknown_key_is_named_with_the_nearest_known_one() {
     assert_eq!(
         error(text),
         "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
-         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, role, devices, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
+         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, role, devices, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source, weight, cap, pcpus)"
     );
     assert!(error("[hosts]\n").contains("did you mean 'host'?"));
     assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: arch, pcpus"));
@@ -414,5 +414,32 @@ fn how_memory_is_mapped_and_logged_is_chosen_by_name() {
     ] {
         let text = error(&format!("[[vm]]\nname = 'a'\n{line}\n"));
         assert!(text.starts_with(wanted), "{text}");
+    }
+}
+
+#[test]
+fn share_of_the_pcpus_is_a_weight_a_cap_and_a_set() {
+    let share = |keys: &str| parse(&format!("[[vm]]\nname = \"a\"\n{keys}")).expect("is good").vms[0].share.value;
+    assert_eq!(share(""), CpuShare::DEFAULT);
+    let expected = CpuShare { weight: 300, cap_percent: Some(25), pcpus: Some(0b100_1111) };
+    assert_eq!(share("weight = 300\ncap = 25\npcpus = \"0-3, 6\""), expected);
+    assert_eq!(share("pcpus = \"63\"").pcpus, Some(1 << 63));
+}
+
+#[test]
+fn share_that_is_no_share_is_refused_with_what_would_be_right() {
+    for (key, why) in [
+        ("weight = 0", "a weight of 0; it is 1 to 10000"),
+        ("weight = 10001", "a weight of 10001; it is 1 to 10000"),
+        ("cap = 0", "a cap of 0 %; it is 1 to 6400"),
+        ("cap = -5", "a cap of -5 %; it is 1 to 6400"),
+        ("pcpus = \"\"", "'' is not the number of a pCPU"),
+        ("pcpus = \"3-1\"", "the range 3-1 ends before it begins"),
+        ("pcpus = \"0-64\"", "pCPU 64; the last is 63"),
+        ("pcpus = \"a\"", "'a' is not the number of a pCPU"),
+    ] {
+        let text = error(&format!("[[vm]]\nname = \"a\"\n{key}\n"));
+        let name = key.split(' ').next().expect("has one");
+        assert!(text.starts_with(&format!("x.toml:3: key '{name}': {why}")), "{text}");
     }
 }

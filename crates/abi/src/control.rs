@@ -26,7 +26,7 @@ use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 11;
+pub const VERSION: u8 = 12;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
@@ -445,6 +445,8 @@ pub enum About {
     Name,
     /// The machine's devices that it shall have.
     Devices,
+    /// Its share of the pCPUs.
+    Share,
 }
 
 /// The host.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept only their own.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -74,6 +74,8 @@ pub struct VmConfig {
     pub populate: Populate,
     /// How writes are logged, unless the command that starts the log sets it.
     pub dirty: DirtyLogging,
+    /// Its share of the pCPUs.
+    pub share: CpuShare,
 }
 
 impl VmConfig {
@@ -81,6 +83,22 @@ impl VmConfig {
     pub const ALL_CPUS: u32 = 0;
     /// Stands for all memory that the hypervisor and other VMs leave, in such a VM.
     pub const REST: u64 = 0;
+}
+
+/// A VM's share of the pCPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuShare {
+    /// Where pCPUs are short, VMs get time in proportion to this, however many vCPUs they have: 1 to 10000.
+    pub weight: u32,
+    /// The most that all vCPUs of the VM get together, in percent of one pCPU.
+    pub cap_percent: Option<u32>,
+    /// The pCPUs that its vCPUs may run on, a bit for each, counted from the first that runs vCPUs; `None`: all.
+    pub pcpus: Option<u64>,
+}
+
+impl CpuShare {
+    /// That of a VM whose description names none.
+    pub const DEFAULT: Self = Self { weight: 100, cap_percent: None, pcpus: None };
 }
 
 /// What a VM is to other VMs.

@@ -7,8 +7,8 @@ use proptest::prelude::{any, prop, proptest};
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
-    ApicMode, Blob, Builder, DecodeCache, Devices, DirtyLogging, DirtySource, File, HyperV, Payload, PayloadError,
-    PciFunction, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, Builder, CpuShare, DecodeCache, Devices, DirtyLogging, DirtySource, File, HyperV, Payload,
+    PayloadError, PciFunction, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use crate::setting::Setting;
 use crate::vcpu_counters;
@@ -31,6 +31,7 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         decode_cache: DecodeCache::Bytes,
         populate: Populate::Touch4K,
         dirty: DirtyLogging { split: Split::Eager, source: Some(DirtySource::Hardware), splits_per_second: Some(100) },
+        share: CpuShare::DEFAULT,
     }
 }
 

@@ -5,8 +5,8 @@
 //!
 //!  1 announce                              1 push the vCPU into a run queue
 //!    ---- full barrier ----                  ---- full barrier ----
-//!  2 look at all queues                    2 claim any idle pCPU, whichever queue it was
-//!  3 all empty: sleep until kicked         3 kick the claimed one
+//!  2 look at all queues                    2 claim any idle pCPU that may run it, whichever queue it was
+//!  3 nothing for it: sleep until kicked    3 kick the claimed one
 //!  4 withdraw, then look for work
 //! ```
 //!
@@ -14,8 +14,8 @@
 //! two wakers claim two pCPUs. A claimed pCPU looks at all queues again after the push. It may find another vCPU there
 //! than the one for which it was claimed. Then the waker of that other vCPU claims another pCPU, if there is one.
 
-use crate::CpuId;
 use crate::sync::{AtomicU64, Ordering, fence};
+use crate::{CpuId, CpuSet};
 
 /// The idle pCPUs, with numbers below 64.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl IdleSet {
         Self { bits: AtomicU64::new(0) }
     }
 
-    /// `cpu` has nothing to run. After this call it looks at all queues, and sleeps only if they are empty.
+    /// `cpu` has nothing to run. After this call it looks at all queues, and sleeps only if they have nothing for it.
     pub fn announce(&self, cpu: CpuId) {
         self.bits.fetch_or(bit(cpu), Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -52,19 +52,20 @@ impl IdleSet {
         self.bits.fetch_and(!bit(cpu), Ordering::SeqCst);
     }
 
-    /// An idle pCPU, `preferred` if it is idle. Only a hint where to push: another waker may claim it.
+    /// An idle pCPU of those `among`, `preferred` if it is idle. Only a hint where to push: another waker may claim it.
     #[must_use]
-    pub fn find(&self, preferred: CpuId) -> Option<CpuId> {
-        choose(self.bits.load(Ordering::Relaxed), preferred)
+    pub fn find(&self, preferred: CpuId, among: CpuSet) -> Option<CpuId> {
+        choose(self.bits.load(Ordering::Relaxed) & among.0, preferred)
     }
 
-    /// Removes an idle pCPU from the set, `preferred` if it is idle. The caller has pushed a vCPU, and kicks the pCPU.
+    /// Removes an idle pCPU from the set, one of those `among`, `preferred` if it is idle. The caller has pushed a vCPU
+    /// that may run there, and kicks the pCPU.
     #[must_use = "the pCPU sleeps until it is kicked"]
-    pub fn claim(&self, preferred: CpuId) -> Option<CpuId> {
+    pub fn claim(&self, preferred: CpuId, among: CpuSet) -> Option<CpuId> {
         fence(Ordering::SeqCst);
         let mut bits = self.bits.load(Ordering::Relaxed);
         loop {
-            let cpu = choose(bits, preferred)?;
+            let cpu = choose(bits & among.0, preferred)?;
             bits = self.bits.fetch_and(!bit(cpu), Ordering::SeqCst);
             if bits & bit(cpu) != 0 {
                 return Some(cpu);

@@ -3,8 +3,9 @@
 //! * [`Mailbox`]: one word per vCPU, through which all other CPUs reach it. It holds the vCPU's pending work and its
 //!   state (blocked, queued, running on a pCPU) *in the same atomic word*. So "there is work" and "I block" cannot miss
 //!   each other, and exactly one poster enqueues or kicks.
-//! * [`RunQueue`]: one per pCPU, with the vCPUs that wait there, ordered by the time that they have run. The vCPU that
-//!   has run the least is next, so no vCPU starves.
+//! * [`Share`]: one per VM, with what its vCPUs have run together, divided by its weight; its cap, and its pCPUs.
+//! * [`RunQueue`]: one per pCPU, with the vCPUs that wait there. The VM that has used the least for its weight is next,
+//!   and of its vCPUs the one that has run the least. So no VM takes more by having more vCPUs, and no vCPU starves.
 //! * [`IdleSet`]: the pCPUs that have nothing to run. A queued vCPU never waits while one of them is idle.
 //! * [`Dormant`]: one word per VM, which tells when none of its vCPUs can ever run again.
 //!
@@ -34,12 +35,14 @@ mod dormant;
 mod idle_set;
 mod mailbox;
 mod run_queue;
+mod share;
 mod sync;
 
 pub use dormant::Dormant;
 pub use idle_set::IdleSet;
 pub use mailbox::{CpuId, Mailbox, Notify, Pending};
-pub use run_queue::{RunQueue, VirtualTime, WAKE_CREDIT};
+pub use run_queue::{Claim, MAX_LAG, Member, RunQueue, Times, Turn, VirtualTime, WAKE_CREDIT};
+pub use share::{Cap, CpuSet, Share};
 
 #[cfg(all(test, not(loom)))]
 mod tests;

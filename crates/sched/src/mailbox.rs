@@ -143,6 +143,12 @@ impl Mailbox {
         self.word.load(Ordering::Relaxed) & PENDING != 0
     }
 
+    /// Whether all of `work` is pending.
+    #[must_use]
+    pub fn has(&self, work: Pending) -> bool {
+        Pending::from_bits_truncate((self.word.load(Ordering::Relaxed) & PENDING) as u16).contains(work)
+    }
+
     /// Takes all work. Only the pCPU that runs the vCPU calls this.
     #[inline]
     pub fn take(&self) -> Pending {

@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use sched::{CpuId, Dormant, IdleSet, Mailbox, Notify, Pending};
+use sched::{CpuId, CpuSet, Dormant, IdleSet, Mailbox, Notify, Pending};
 
 /// A vCPU that is about to block, and a poster with an interrupt for it.
 #[test]
@@ -187,25 +187,25 @@ impl Host {
 
     /// A vCPU wakes whose home is the busy pCPU.
     fn wakes(&self) {
-        let target = self.idle.find(BUSY).unwrap_or(BUSY);
+        let target = self.idle.find(BUSY, CpuSet::ALL).unwrap_or(BUSY);
         self.push(target);
-        self.kick(self.idle.claim(target));
+        self.kick(self.idle.claim(target, CpuSet::ALL));
     }
 
     /// A planted mistake: after the push it claims only the pCPU of that queue.
     fn wakes_one(&self) {
-        let target = self.idle.find(BUSY).unwrap_or(BUSY);
+        let target = self.idle.find(BUSY, CpuSet::ALL).unwrap_or(BUSY);
         self.push(target);
         loom::sync::atomic::fence(Ordering::SeqCst);
-        self.kick(self.idle.find(target).filter(|found| *found == target));
+        self.kick(self.idle.find(target, CpuSet::ALL).filter(|found| *found == target));
     }
 
     /// A planted mistake: an idle pCPU is kicked, but not claimed.
     fn wakes_unclaimed(&self) {
-        let target = self.idle.find(BUSY).unwrap_or(BUSY);
+        let target = self.idle.find(BUSY, CpuSet::ALL).unwrap_or(BUSY);
         self.push(target);
         loom::sync::atomic::fence(Ordering::SeqCst);
-        self.kick(self.idle.find(target));
+        self.kick(self.idle.find(target, CpuSet::ALL));
     }
 }
 

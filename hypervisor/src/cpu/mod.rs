@@ -147,6 +147,7 @@ pub(crate) fn all_online() -> bool {
 pub(crate) fn housekeeping(cpu: &PerCpu) {
     let now = Machine::now();
     cpu.timers.expire(now);
+    scheduler::release(cpu, now);
     if cpu.id == BOOT {
         if now < NEXT_POLL.load(Ordering::Relaxed) {
             // The next tick comes soon then.
@@ -159,7 +160,9 @@ pub(crate) fn housekeeping(cpu: &PerCpu) {
 
 /// All such work: of a pCPU that would idle otherwise. Returns whether there is more to do soon.
 pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
-    cpu.timers.expire(Machine::now());
+    let now = Machine::now();
+    cpu.timers.expire(now);
+    scheduler::release(cpu, now);
     cpu.id == BOOT && poll()
 }
 

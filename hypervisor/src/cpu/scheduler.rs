@@ -1,14 +1,18 @@
 //! The scheduler: which vCPU runs on which pCPU, and for how long.
 //!
-//! Each pCPU has a run queue (`sched::RunQueue`) and runs the vCPU that has run the least. A vCPU runs until it blocks,
-//! until its time slice ends while others wait, or until a woken vCPU has run less. A woken vCPU goes to its last pCPU,
-//! or to an idle one. A pCPU without work steals some from the busiest queue before it idles.
+//! Each pCPU has a run queue (`sched::RunQueue`). It runs a vCPU of the VM that has used the least for its weight, of
+//! these the one that has run the least. A vCPU runs until it blocks, until its slice ends and another has a better
+//! claim, or until a woken vCPU has a claim that is better by a margin. A woken vCPU goes to its last pCPU, or to an
+//! idle one. A pCPU without work steals some from the busiest queue before it idles. One whose vCPU belongs to a VM
+//! that has used much more than one that waits elsewhere pulls from there at the end of a slice.
+//!
+//! A vCPU whose VM has used up its cap is *parked* until the next period: on the list of the pCPU that came across it.
 
-use alloc::collections::TryReserveError;
+use alloc::collections::{TryReserveError, VecDeque};
 
 use crossbeam_utils::CachePadded;
 use log::info;
-use sched::{IdleSet, RunQueue, VirtualTime};
+use sched::{Claim, CpuId, CpuSet, IdleSet, MAX_LAG, Member, Pending, RunQueue, Share, Times, Turn, VirtualTime};
 use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
@@ -30,33 +34,76 @@ const TICKS_WHEN_BUSY: u64 = 1000;
 const VIRTUAL_HZ: u64 = 2_000_000_000;
 /// By how much a woken vCPU must be behind the running one to take its place; less is not worth the switch.
 const PREEMPTION_MARGIN: VirtualTime = 2_000_000;
+/// By how much a VM that waits elsewhere must be behind the running one to be pulled.
+const PULL_MARGIN: VirtualTime = 40_000_000;
+/// The longest slice in the virtual time of a VM: one of little weight would be far ahead after a whole one.
+const LONGEST_SLICE: VirtualTime = 40_000_000;
+
+/// The shortest slice of a VM of little weight: switches more often cost more than they give.
+const SHORTEST_SLICE_NANOS: u64 = 1_000_000;
 
 /// For how long a vCPU has a pCPU to itself that another handed over to it.
 const HANDOVER_NANOS: u64 = 50_000;
+/// For how long a vCPU runs at least before a woken one takes its place. Without that, one that sleeps and wakes as
+/// fast as it can would leave the other nothing but switches. The same as Xen's `ratelimit_us`.
+const UNDISTURBED_NANOS: u64 = 1_000_000;
+/// How much a vCPU runs before its VM is charged for it, as long as it goes on. All vCPUs of a VM write one word then.
+const CHARGE_NANOS: u64 = 100_000;
+/// Periods of caps per second.
+const PERIODS_PER_SECOND: u64 = 20;
 
 /// A pCPU's scheduling state.
 #[lay_out]
 pub(crate) struct Scheduler {
     #[layout(mailbox)]
     queue: Mutex<RunQueue<VcpuRef>>,
-    /// Copies of the queue's length, of its floor and of its first virtual time, for readers without the lock.
+    /// Copies of the queue's length, of its floor, of its first VM's virtual time, and of the pCPUs that may take from
+    /// it, for readers without the lock.
     #[layout(mailbox)]
     waiting: AtomicU64,
     #[layout(mailbox)]
     floor: AtomicU64,
     #[layout(mailbox)]
     first: AtomicU64,
+    #[layout(mailbox)]
+    takers: AtomicU64,
+    /// vCPUs whose VMs have used up their caps, and in virtual ticks when each may go on.
+    #[layout(mailbox)]
+    parked: Mutex<VecDeque<(u64, VirtualTime, VcpuRef)>>,
     /// The vCPU that runs now: its virtual time when it started, and when that was in ticks of the host clock.
     #[layout(owner)]
     started_with: OwnerWord,
     #[layout(owner)]
     started_at: OwnerWord,
+    /// The virtual times of its VM, and of the group, when they were last charged.
+    #[layout(owner)]
+    vm_time: OwnerWord,
+    #[layout(owner)]
+    whole_time: OwnerWord,
+    /// Host time up to which they were charged.
+    #[layout(owner)]
+    charged_until: OwnerWord,
+    /// Host time at which its slice began.
+    #[layout(owner)]
+    slice_began: OwnerWord,
+    /// How long its slice is, in host ticks.
+    #[layout(owner)]
+    slice: OwnerWord,
+    /// Host time at which it gives way to a woken one. Zero: to none.
+    #[layout(owner)]
+    undisturbed_until: OwnerWord,
+    /// Whether it yields: 1, or else 0.
+    #[layout(owner)]
+    yields: OwnerWord,
     /// Whether a vCPU runs now: 1, or else 0.
     #[layout(owner)]
     is_running: OwnerWord,
     /// Host time until which the vCPU that runs may keep the one waiting that handed this pCPU over to it. Zero: none.
     #[layout(owner)]
     handed_over_until: OwnerWord,
+    /// Host time at which the first parked vCPU may go on.
+    #[layout(owner)]
+    release_at: OwnerWord,
 }
 
 impl Scheduler {
@@ -66,10 +113,20 @@ impl Scheduler {
             waiting: AtomicU64::new(0),
             floor: AtomicU64::new(0),
             first: AtomicU64::new(u64::MAX),
+            takers: AtomicU64::new(0),
+            parked: Mutex::default(),
             started_with: OwnerWord::new(0),
             started_at: OwnerWord::new(0),
+            vm_time: OwnerWord::new(0),
+            whole_time: OwnerWord::new(0),
+            charged_until: OwnerWord::new(0),
+            slice_began: OwnerWord::new(0),
+            slice: OwnerWord::new(0),
+            undisturbed_until: OwnerWord::new(0),
+            yields: OwnerWord::new(0),
             is_running: OwnerWord::new(0),
             handed_over_until: OwnerWord::new(0),
+            release_at: OwnerWord::new(u64::MAX),
         })
     }
 
@@ -78,27 +135,101 @@ impl Scheduler {
     /// # Errors
     /// When there is no memory for that; nothing has changed then.
     pub(super) fn reserve(&self, count: usize) -> Result<(), TryReserveError> {
-        self.queue.lock().reserve(count)
+        self.queue.lock().reserve(count)?;
+        let mut parked = self.parked.lock();
+        let more = count.saturating_sub(parked.len());
+        parked.try_reserve_exact(more)
     }
 
     /// Frees room for more than `count` vCPUs.
     pub(super) fn shrink(&self, count: usize) {
         self.queue.lock().shrink(count);
+        self.parked.lock().shrink_to(count);
     }
 
     /// Keeps the copies true. Called before the lock of `queue` is released.
     fn publish(&self, queue: &RunQueue<VcpuRef>) {
+        let (first, takers) = queue.outlook();
+        self.first.store(first.map_or(u64::MAX, |first| first.times().whole), Ordering::Relaxed);
+        self.takers.store(takers.0, Ordering::SeqCst);
+        self.publish_length(queue);
+    }
+
+    /// The same after a vCPU with this share was added.
+    fn publish_more(&self, queue: &RunQueue<VcpuRef>, whole: VirtualTime, cpus: CpuSet) {
+        self.first.store(self.first.load(Ordering::Relaxed).min(whole), Ordering::Relaxed);
+        self.takers.store(self.takers.load(Ordering::Relaxed) | cpus.0, Ordering::SeqCst);
+        self.publish_length(queue);
+    }
+
+    /// The same after one was taken. What the copies say of the others may be too much: who comes for it finds out.
+    fn publish_less(&self, queue: &RunQueue<VcpuRef>) {
+        if queue.is_empty() {
+            self.first.store(u64::MAX, Ordering::Relaxed);
+            self.takers.store(0, Ordering::SeqCst);
+        }
+        self.publish_length(queue);
+    }
+
+    fn publish_length(&self, queue: &RunQueue<VcpuRef>) {
         self.floor.store(queue.floor(), Ordering::Relaxed);
-        self.first.store(queue.first().unwrap_or(u64::MAX), Ordering::Relaxed);
         self.waiting.store(queue.len() as u64, Ordering::SeqCst);
+    }
+
+    /// Whether a vCPU waits here that may run on `cpu`.
+    fn has_for(&self, cpu: CpuId) -> bool {
+        CpuSet(self.takers.load(Ordering::SeqCst)).contains(cpu)
     }
 
     /// The running vCPU's virtual time by `now`.
     fn running_time(&self, now: u64) -> VirtualTime {
         let ran = now.saturating_sub(self.started_at.get());
-        let scale = VIRTUAL_HZ.checked_div(Machine::hz()).unwrap_or(1).max(1);
-        self.started_with.get().saturating_add(ran.saturating_mul(scale))
+        self.started_with.get().saturating_add(to_virtual(ran))
     }
+
+    /// Charges the VM of the vCPU that runs here for what that ran until `now`, if it is at `least` so many host ticks.
+    fn charge(&self, here: Proof<'_>, share: &Share, now: u64, least: u64) {
+        let ran = now.saturating_sub(self.charged_until.get());
+        if ran >= least {
+            share.charge(to_virtual(ran), to_virtual(now));
+            self.charged_until.set(here, now);
+            self.note_times(here, share);
+        }
+    }
+
+    fn note_times(&self, here: Proof<'_>, share: &Share) {
+        self.vm_time.set(here, share.time());
+        self.whole_time.set(here, share.whole().time());
+    }
+
+    /// The virtual times of the vCPU that runs here, for other pCPUs: those of the VM as they were last charged.
+    fn times(&self, now: u64) -> Times {
+        Times { whole: self.whole_time.get(), vm: self.vm_time.get(), vcpu: self.running_time(now) }
+    }
+}
+
+impl Member for VcpuRef {
+    fn share(&self) -> &Share {
+        self.vm().share()
+    }
+}
+
+/// Host ticks as virtual ones.
+fn to_virtual(ticks: u64) -> VirtualTime {
+    ticks.saturating_mul(scale())
+}
+
+fn to_host(ticks: VirtualTime) -> u64 {
+    ticks / scale()
+}
+
+fn scale() -> u64 {
+    VIRTUAL_HZ.checked_div(Machine::hz()).unwrap_or(1).max(1)
+}
+
+/// Length of a period of caps, in virtual ticks.
+pub(crate) fn cap_period() -> u64 {
+    to_virtual(Machine::hz() / PERIODS_PER_SECOND)
 }
 
 per_host! {
@@ -115,6 +246,14 @@ fn runs_vcpus(cpu: &PerCpu) -> bool {
 /// The pCPUs that run vCPUs.
 pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Clone {
     all().iter().map(|cpu| &**cpu).filter(|cpu| runs_vcpus(cpu))
+}
+
+/// The pCPU on which a new vCPU wakes first. Neighbours start on different ones; where they go from there is the
+/// scheduler's business.
+pub(crate) fn first_home(vm: u32, index: u32, cpus: CpuSet) -> CpuId {
+    let homes = || runners().map(|cpu| cpu.id).filter(|cpu| cpus.contains(*cpu));
+    let skipped = vm.wrapping_add(index) as usize % homes().count().max(1);
+    homes().nth(skipped).unwrap_or(CpuId(0))
 }
 
 /// The endless loop of a pCPU: runs vCPUs, with housekeeping in between.
@@ -151,12 +290,21 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     if !others_wait(cpu) {
         cpu.scheduler.handed_over_until.set(here, 0);
     }
+    let share = vcpu.vm().share();
+    let weighed = to_host(share.ticks(LONGEST_SLICE)).max(Machine::nanos_to_ticks(SHORTEST_SLICE_NANOS));
+    let slice = weighed.min(Machine::hz() / SLICES_PER_SECOND);
     cpu.scheduler.started_with.set(here, time);
+    cpu.scheduler.note_times(here, share);
     cpu.scheduler.started_at.set(here, now);
+    cpu.scheduler.slice_began.set(here, now);
+    cpu.scheduler.slice.set(here, slice);
+    cpu.scheduler.undisturbed_until.set(here, 0);
+    cpu.scheduler.yields.set(here, 0);
 
     let shared = vcpu.vcpu();
     let mut held = shared.own();
     let (owner, proof) = held.split();
+    cpu.scheduler.charged_until.set(here, now.saturating_sub(owner.uncharged));
     shared.mailbox().run_on(cpu.id);
     let tally = shared.tally(proof);
     tally.add(|count| &count.wait_ticks, shared.waited(now));
@@ -168,15 +316,18 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     if let Some((at, key)) = owner.timer.take() {
         by_id(at).timers.remove(key);
     }
-    arm(cpu, owner.arch.deadline());
+    arm(cpu, share, owner.arch.deadline());
 
     cpu.scheduler.is_running.set(here, 1);
     let left = run(&mut Running { cpu, vm: vcpu.vm(), index: vcpu.index(), vcpu: shared, came_back, owner, tally });
 
     cpu.scheduler.is_running.set(here, 0);
 
-    let time = cpu.scheduler.running_time(Machine::now());
-    advance(cpu, time);
+    let now = Machine::now();
+    let time = cpu.scheduler.running_time(now);
+    cpu.scheduler.charge(here, share, now, least_charge(share));
+    owner.uncharged = now.saturating_sub(cpu.scheduler.charged_until.get());
+    stop_running(cpu, share);
     match left {
         RunEnd::Blocked => {
             // Another pCPU may have woken it already; the next pCPU that runs it waits for this lock, and then finds
@@ -225,26 +376,26 @@ pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
 /// Puts a vCPU that was blocked into a run queue.
 pub(crate) fn wake(vcpu: VcpuRef) {
     let home = by_id(vcpu.vcpu().home());
+    let cpus = vcpu.share().cpus();
     // A home that is this very pCPU and runs nothing takes it next; to wake another would only move it.
     let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0 && !others_wait(home);
-    let target = if picks_next { home } else { idle_one(home).unwrap_or(home) };
+    let target = if picks_next { home } else { idle_one(home, cpus).unwrap_or(home) };
     let time = vcpu.vcpu().virtual_time();
     let now = Machine::now();
     vcpu.vcpu().set_queued_at(now);
 
     let mut queue = target.scheduler.queue.lock();
-    let time =
-        if target.id == home.id { time } else { queue.translate(time, home.scheduler.floor.load(Ordering::Relaxed)) };
-    let time = queue.wake_time(time);
-    queue.push(time, vcpu);
-    target.scheduler.publish(&queue);
+    let claim = queue.push_woken(time, Turn::Fair, vcpu);
+    let running = queue.running(target.scheduler.times(now));
+    target.scheduler.publish_more(&queue, claim.times().whole, cpus);
     drop(queue);
 
     if picks_next {
         return;
     }
-    let has_better_claim = || target.scheduler.running_time(now) > time.saturating_add(PREEMPTION_MARGIN);
-    if !kick_idle(target) && has_better_claim() {
+    // What its VM used since it was last charged is not counted here. The pCPU that is kicked decides.
+    let may_go_first = || running.is_some_and(|running| claim.is_before(&running, 0));
+    if !kick_idle(target, cpus) && may_go_first() {
         // This pCPU, too, may be in the middle of a vCPU: the kick ends that vCPU's next entry at once.
         Machine::kick(target.id);
     }
@@ -258,29 +409,27 @@ pub(crate) fn wake(vcpu: VcpuRef) {
 /// parent's vCPU goes on, on another pCPU or here ([`is_due`]).
 pub(crate) fn wake_next(vcpu: VcpuRef) {
     let cpu = this();
-    if cpu.scheduler.is_running.get() == 0 || others_wait(cpu) {
+    if cpu.scheduler.is_running.get() == 0 || others_wait(cpu) || !vcpu.share().cpus().contains(cpu.id) {
         return wake(vcpu);
     }
-    let shared = vcpu.vcpu();
-    let (home, time, now) = (by_id(shared.home()), shared.virtual_time(), Machine::now());
-    shared.set_queued_at(now);
+    let (time, now) = (vcpu.vcpu().virtual_time(), Machine::now());
+    vcpu.vcpu().set_queued_at(now);
     let mut queue = cpu.scheduler.queue.lock();
-    let floor = home.scheduler.floor.load(Ordering::Relaxed);
-    let time = if home.id == cpu.id { time } else { queue.translate(time, floor) };
-    let time = queue.wake_time(time);
-    queue.push(time, vcpu);
-    cpu.scheduler.publish(&queue);
+    let cpus = vcpu.share().cpus();
+    let claim = queue.push_woken(time, Turn::Next, vcpu);
+    cpu.scheduler.publish_more(&queue, claim.times().whole, cpus);
     drop(queue);
     // Whoever runs here is the caller.
     cpu.scheduler.handed_over_until.set(Proof::by_place(), now + Machine::nanos_to_ticks(HANDOVER_NANOS));
 }
 
-/// A vCPU was pushed into the queue of `target`: kicks an idle pCPU, if there is one, which finds it there.
-fn kick_idle(target: &PerCpu) -> bool {
+/// A vCPU that may run on `cpus` was pushed into the queue of `target`: kicks an idle one of them, if there is one,
+/// which finds it there.
+fn kick_idle(target: &PerCpu, cpus: CpuSet) -> bool {
     if mutants::is(Mutant::WakeWithoutKick) {
         return true;
     }
-    let idle = IDLE.claim(target.id);
+    let idle = IDLE.claim(target.id, cpus);
     if let Some(idle) = idle {
         Machine::kick(idle);
     }
@@ -289,69 +438,159 @@ fn kick_idle(target: &PerCpu) -> bool {
 
 /// Puts a vCPU that ran on `cpu` back, there or where fewer wait.
 fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let now = Machine::now();
+    let (now, cpus, whole) = (Machine::now(), vcpu.share().cpus(), vcpu.share().whole().time());
     vcpu.vcpu().set_queued_at(now);
     if cpu.scheduler.handed_over_until.get() > now {
         let mut queue = cpu.scheduler.queue.lock();
-        if let Some(first) = queue.first() {
-            queue.push(time.max(first + 1), vcpu);
-            return cpu.scheduler.publish(&queue);
+        if !queue.is_empty() {
+            queue.push(time, Turn::AfterOthers, vcpu);
+            return cpu.scheduler.publish_more(&queue, whole, cpus);
         }
     }
     let waiting = |cpu: &PerCpu| cpu.scheduler.waiting.load(Ordering::Relaxed);
-    let shortest = runners().min_by_key(|other| waiting(other)).unwrap_or(cpu);
-    let target = idle_one(cpu).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
+    let shortest = runners().filter(|other| cpus.contains(other.id)).min_by_key(|other| waiting(other)).unwrap_or(cpu);
+    let target = idle_one(cpu, cpus).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
 
     let mut queue = target.scheduler.queue.lock();
-    // A vCPU that yields before its slice ends goes behind the vCPU to which it yields.
-    let time = if target.id == cpu.id {
-        queue.first().map_or(time, |first| time.max(first + 1))
+    if target.id == cpu.id {
+        let turn = if cpu.scheduler.yields.get() == 0 { Turn::Fair } else { Turn::AfterOthers };
+        queue.push(time, turn, vcpu);
     } else {
-        queue.translate(time, cpu.scheduler.floor.load(Ordering::Relaxed))
-    };
-    queue.push(time, vcpu);
-    target.scheduler.publish(&queue);
+        queue.push_moved(time, vcpu);
+    }
+    target.scheduler.publish_more(&queue, whole, cpus);
     // This pCPU takes one from its queue next.
     let waits = target.id != cpu.id || queue.len() > 1;
     drop(queue);
     if waits {
-        kick_idle(target);
+        kick_idle(target, cpus);
     }
 }
 
-/// An idle pCPU, `preferred` if it is one.
-fn idle_one(preferred: &'static PerCpu) -> Option<&'static PerCpu> {
-    IDLE.find(preferred.id).map(by_id)
+/// An idle pCPU of those in `cpus`, `preferred` if it is one.
+fn idle_one(preferred: &'static PerCpu, cpus: CpuSet) -> Option<&'static PerCpu> {
+    IDLE.find(preferred.id, cpus).map(by_id)
 }
 
 /// The vCPU to run next: the first of this pCPU's queue, else one from the longest queue.
 fn pick(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
-    let mut queue = cpu.scheduler.queue.lock();
-    let next = queue.pop();
-    cpu.scheduler.publish(&queue);
-    drop(queue);
-    next.or_else(|| steal(cpu))
+    loop {
+        let mut queue = cpu.scheduler.queue.lock();
+        let next = queue.pop();
+        cpu.scheduler.publish_less(&queue);
+        drop(queue);
+        let takers = CpuSet(cpu.scheduler.takers.load(Ordering::Relaxed));
+        let (time, vcpu) = match next {
+            Some(next) => next,
+            None if steal(cpu) => continue,
+            None => return None,
+        };
+        // The pCPU that was kicked for one of these may have found another vCPU, which not every pCPU may take.
+        if takers.0 != 0 && takers != CpuSet::ALL && cpu.scheduler.handed_over_until.get() == 0 {
+            kick_idle(cpu, takers);
+        }
+        if !has_used_up_cap(&vcpu) {
+            return Some((time, vcpu));
+        }
+        park(cpu, time, vcpu);
+    }
 }
 
-fn steal(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
-    let busiest = runners().max_by_key(|other| other.scheduler.waiting.load(Ordering::SeqCst))?;
-    if busiest.scheduler.waiting.load(Ordering::SeqCst) == 0 {
-        return None;
-    }
+/// Moves a vCPU from the longest queue to the empty one of this pCPU. Returns whether there was one.
+fn steal(cpu: &PerCpu) -> bool {
+    let waiting = |other: &PerCpu| other.scheduler.waiting.load(Ordering::SeqCst);
+    let Some(busiest) = runners().filter(|other| other.scheduler.has_for(cpu.id)).max_by_key(|other| waiting(other))
+    else {
+        return false;
+    };
     let mut queue = busiest.scheduler.queue.lock();
-    let (time, vcpu) = queue.pop_last()?;
-    let floor = queue.floor();
+    let taken = queue.take_last(cpu.id);
     busiest.scheduler.publish(&queue);
     drop(queue);
-    Some((cpu.scheduler.queue.lock().translate(time, floor), vcpu))
+    let Some((time, vcpu)) = taken else { return false };
+    let mut queue = cpu.scheduler.queue.lock();
+    queue.push_moved(time, vcpu);
+    cpu.scheduler.publish(&queue);
+    true
+}
+
+/// Moves a vCPU to the queue of this pCPU if it waits elsewhere and its VM has used much less than the one that runs
+/// here.
+fn pull(cpu: &PerCpu, running: VirtualTime) {
+    let first = |other: &PerCpu| other.scheduler.first.load(Ordering::Relaxed);
+    let others = runners().filter(|other| other.id != cpu.id && other.scheduler.has_for(cpu.id));
+    let Some(other) = others.min_by_key(|other| first(other)) else { return };
+    if first(other).saturating_add(PULL_MARGIN) >= running {
+        return;
+    }
+    let mut queue = other.scheduler.queue.lock();
+    let is_behind = |claim: &Claim| claim.times().whole.saturating_add(PULL_MARGIN) < running;
+    let taken =
+        if queue.first_for(cpu.id).is_some_and(|claim| is_behind(&claim)) { queue.take_first(cpu.id) } else { None };
+    other.scheduler.publish(&queue);
+    drop(queue);
+    if let Some((time, vcpu)) = taken {
+        let mut queue = cpu.scheduler.queue.lock();
+        queue.push_moved(time, vcpu);
+        cpu.scheduler.publish(&queue);
+    }
+}
+
+/// Whether a vCPU has to wait for its VM's next period. One that is to leave its guest for good does not.
+fn has_used_up_cap(vcpu: &VcpuRef) -> bool {
+    vcpu.share().left(to_virtual(Machine::now())) == 0 && !vcpu.vcpu().mailbox().has(Pending::STOP)
+}
+
+/// Keeps a vCPU out of the queues until its VM's next period.
+fn park(cpu: &PerCpu, time: VirtualTime, vcpu: VcpuRef) {
+    let release_at = vcpu.share().next_period(to_virtual(Machine::now()));
+    stop_running(cpu, vcpu.share());
+    cpu.scheduler.parked.lock().push_back((release_at, time, vcpu));
+    // The next whole host tick: at the one before, the period has not begun.
+    let release_at = to_host(release_at) + 1;
+    let first = cpu.scheduler.release_at.get().min(release_at);
+    cpu.scheduler.release_at.set(Proof::by_place(), first);
+}
+
+/// Puts parked vCPUs whose VMs may run again into the queue of this pCPU.
+#[inline]
+pub(super) fn release(cpu: &PerCpu, now: u64) {
+    if cpu.scheduler.release_at.get() <= now {
+        release_parked(cpu, now);
+    }
+}
+
+#[cold]
+fn release_parked(cpu: &PerCpu, now: u64) {
+    let mut first = u64::MAX;
+    let count = cpu.scheduler.parked.lock().len();
+    for _ in 0..count {
+        let Some((release_at, time, vcpu)) = cpu.scheduler.parked.lock().pop_front() else { break };
+        if has_used_up_cap(&vcpu) {
+            let later = release_at.max(vcpu.share().next_period(to_virtual(now)));
+            first = first.min(to_host(later) + 1);
+            cpu.scheduler.parked.lock().push_back((later, time, vcpu));
+            continue;
+        }
+        let cpus = vcpu.share().cpus();
+        let mut queue = cpu.scheduler.queue.lock();
+        queue.push_woken(time, Turn::Fair, vcpu);
+        cpu.scheduler.publish(&queue);
+        let waits = queue.len() > 1 || cpu.scheduler.is_running.get() != 0;
+        drop(queue);
+        if waits {
+            kick_idle(cpu, cpus);
+        }
+    }
+    cpu.scheduler.release_at.set(Proof::by_place(), first);
 }
 
 /// Sleeps until an interrupt, unless there is work after all.
 fn idle(cpu: &PerCpu) {
     IDLE.announce(cpu.id);
-    let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
+    let has_work = runners().any(|other| other.scheduler.has_for(cpu.id));
     if !has_work || mutants::is(Mutant::IdleWithoutLook) {
-        Machine::arm_timer(cpu.timers.next().min(next_tick(cpu)));
+        Machine::arm_timer(cpu.timers.next().min(cpu.scheduler.release_at.get()).min(next_tick(cpu)));
         Machine::wait();
     }
     IDLE.withdraw(cpu.id);
@@ -367,44 +606,96 @@ pub(crate) fn others_wait(cpu: &PerCpu) -> bool {
     cpu.scheduler.waiting.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the running vCPU must yield: its slice is over and another one waits, or a waiting vCPU has run less.
-pub(crate) fn is_due(cpu: &PerCpu) -> bool {
+/// Whether the running vCPU, of a VM with this share, must leave: its VM has used up its cap, its slice is over and
+/// another one has a better claim, or a woken one has a claim that is much better.
+pub(crate) fn is_due(cpu: &PerCpu, share: &Share) -> bool {
+    let (now, here) = (Machine::now(), Proof::by_place());
+    let state = &cpu.scheduler;
+    state.charge(here, share, now, least_charge(share));
+    if share.left(to_virtual(now)) == 0 {
+        return true;
+    }
+    let is_over = now.saturating_sub(state.slice_began.get()) >= state.slice.get();
+    if is_over {
+        settle(cpu, share);
+    }
     if !others_wait(cpu) {
+        state.slice_began.set(here, if is_over { now } else { state.slice_began.get() });
         return false;
     }
-    let now = Machine::now();
-    let until = cpu.scheduler.handed_over_until.get();
+    let until = state.handed_over_until.get();
     if until != 0 {
         if now < until || mutants::is(Mutant::HandoverForEver) {
             return false;
         }
-        cpu.scheduler.handed_over_until.set(Proof::by_place(), 0);
+        state.handed_over_until.set(here, 0);
         // An idle pCPU takes the one that waits. Otherwise it goes on here: it is about to wait anyway.
-        return !kick_idle(cpu);
+        return !kick_idle(cpu, CpuSet(state.takers.load(Ordering::Relaxed)));
     }
-    let ran = now.saturating_sub(cpu.scheduler.started_at.get());
-    let first = cpu.scheduler.first.load(Ordering::Relaxed);
-    ran >= Machine::hz() / SLICES_PER_SECOND
-        || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
+    let queue = state.queue.lock();
+    let (running, first) = (queue.running(Times::of(share, state.running_time(now))), queue.first());
+    drop(queue);
+    let (Some(running), Some(first)) = (running, first) else { return true };
+    if is_over {
+        state.slice_began.set(here, now);
+        return !running.is_before(&first, 0);
+    }
+    let is_better = first.is_before(&running, PREEMPTION_MARGIN);
+    let until = state.started_at.get() + Machine::nanos_to_ticks(UNDISTURBED_NANOS);
+    state.undisturbed_until.set(here, if is_better { until } else { 0 });
+    is_better && now >= until
+}
+
+/// At the end of a slice: the VM that runs here loses what it lags too far behind others, and one that lags behind it
+/// is pulled.
+fn settle(cpu: &PerCpu, share: &Share) {
+    let cpus = share.cpus();
+    let floors = runners().filter(|other| cpus.contains(other.id));
+    let highest = floors.map(|other| other.scheduler.floor.load(Ordering::Relaxed)).max().unwrap_or(0);
+    share.lift(highest.saturating_sub(MAX_LAG));
+    if !others_wait(cpu) {
+        let mut queue = cpu.scheduler.queue.lock();
+        queue.advance(Some(share.whole().time()));
+        cpu.scheduler.publish(&queue);
+    }
+    pull(cpu, share.whole().time());
+}
+
+/// The vCPU that runs here has nothing to do at the moment. Returns whether it leaves for another.
+pub(crate) fn yields(cpu: &PerCpu) -> bool {
+    let others_wait = others_wait(cpu);
+    cpu.scheduler.yields.set(Proof::by_place(), others_wait.into());
+    others_wait
+}
+
+/// From how many host ticks on a VM is charged.
+fn least_charge(share: &Share) -> u64 {
+    if share.is_capped() { 1 } else { Machine::nanos_to_ticks(CHARGE_NANOS) }
 }
 
 /// Arms this pCPU's timer for the first of these: the vCPU's own timer, those of blocked vCPUs, the end of the slice,
-/// the next tick.
+/// of the VM's cap, of a parked vCPU's wait, the next tick.
 #[inline(always)]
-pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
+pub(crate) fn arm(cpu: &PerCpu, share: &Share, deadline: Option<u64>) {
+    let state = &cpu.scheduler;
     let mut earliest = next_tick(cpu).min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
+    earliest = earliest.min(state.release_at.get());
+    if share.is_capped() {
+        let now = Machine::now();
+        earliest = earliest.min(now.saturating_add(to_host(share.left(to_virtual(now))) + 1));
+    }
     if others_wait(cpu) {
-        earliest = earliest.min(cpu.scheduler.started_at.get() + Machine::hz() / SLICES_PER_SECOND);
-        if let until @ 1.. = cpu.scheduler.handed_over_until.get() {
-            earliest = earliest.min(until);
+        earliest = earliest.min(state.slice_began.get() + state.slice.get());
+        for until in [state.handed_over_until.get(), state.undisturbed_until.get()] {
+            earliest = earliest.min(if until == 0 { u64::MAX } else { until });
         }
     }
     Machine::arm_timer(earliest);
 }
 
-/// Updates the run queue with the virtual time of the running vCPU.
-fn advance(cpu: &PerCpu, time: VirtualTime) {
+/// No vCPU runs here now; the last one belongs to a VM with this share.
+fn stop_running(cpu: &PerCpu, share: &Share) {
     let mut queue = cpu.scheduler.queue.lock();
-    queue.advance(time);
-    cpu.scheduler.publish(&queue);
+    queue.stop_running(share.whole().time());
+    cpu.scheduler.floor.store(queue.floor(), Ordering::Relaxed);
 }

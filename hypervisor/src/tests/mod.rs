@@ -23,8 +23,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::vec::Vec;
 
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme,
-    VmConfig,
+    ApicMode, Blob, CpuShare, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split,
+    TagScheme, VmConfig,
 };
 use interleave::Schedules;
 
@@ -138,6 +138,7 @@ pub(crate) fn config(name: &str, vcpus: usize) -> VmConfig {
         decode_cache: DecodeCache::Off,
         populate: Populate::AtStart,
         dirty: DirtyLogging { split: Split::Lazy, source: None, splits_per_second: None },
+        share: CpuShare::DEFAULT,
     }
 }
 

@@ -83,6 +83,8 @@ pub(crate) struct Owner {
     pub(crate) ran_on: Option<CpuId>,
     /// Entry in a pCPU's list of timers that wakes the vCPU, if it left one behind.
     pub(crate) timer: Option<(CpuId, crate::cpu::timers::Key)>,
+    /// What it has run without its VM being charged for it, in ticks of the host clock.
+    pub(crate) uncharged: u64,
     /// Whether its VM counts the vCPU as dormant.
     pub(crate) is_counted_dormant: bool,
     /// Its spare tables and state for faults on memory.
@@ -106,6 +108,7 @@ impl Vcpu {
                 arch,
                 ran_on: None,
                 timer: None,
+                uncharged: 0,
                 is_counted_dormant: true,
                 fault_state: FaultState::new(),
             }),

@@ -136,14 +136,14 @@ fn run_loop<const SECOND_BACK_END: bool>(
                 Machine::take_interrupts();
                 cpu::housekeeping(run.cpu);
                 Machine::expire_timers(run, Machine::now());
-                if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
+                if scheduler::is_due(run.cpu, run.vm.share()) || trace::is_on() != traced.is_some() {
                     return RunEnd::Preempted;
                 }
                 run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
-                scheduler::arm(run.cpu, run.owner.arch.deadline());
+                scheduler::arm(run.cpu, run.vm.share(), run.owner.arch.deadline());
             }
             Next::Yield => {
-                if scheduler::others_wait(run.cpu) {
+                if scheduler::yields(run.cpu) {
                     return RunEnd::Preempted;
                 }
                 run.owner.arch.renew_intercepts(false);

@@ -16,7 +16,7 @@ use hyperv_defs::PartitionId;
 use hyperv_defs::message::{HEADER_BYTES, MessageType, page_of};
 use hyperv_defs::vp::StatePage;
 use partition::Features;
-use sched::{CpuId, Pending};
+use sched::Pending;
 use spin::{Mutex, Once};
 
 use super::doorbells::Doorbells;
@@ -175,9 +175,7 @@ impl Vm {
                 // The processor that boots waits for no start-up message.
                 *arch.activity() = Activity::Active;
             }
-            let homes = scheduler::runners().map(|cpu| cpu.id).cycle();
-            let runners = scheduler::runners().count().max(1);
-            let home = homes.clone().nth(self.number.wrapping_add(next) as usize % runners).unwrap_or(CpuId(0));
+            let home = scheduler::first_home(self.number, next, self.share.cpus());
             let vcpu = Block::new(next as usize, Vcpu::new(arch, home));
             vcpu.suspended().store(suspend::EXPLICIT | suspend::ABSENT, Ordering::Relaxed);
             vcpu.set_handle(VcpuRef::new(self.clone(), next));

@@ -13,10 +13,10 @@ use abi::control::About;
 use abi::payload::{DecodeCache, Devices, Populate, Role, VmConfig};
 use addr::GpaRange;
 use decode_cache::Vouching;
-use sched::CpuId;
 
 use super::memory::{Assembly, Memory, MemoryError};
 use super::serial::SerialLine;
+use super::shares;
 use super::spec::Spec;
 use super::tags::VmTags;
 use super::{DETAIL_BYTES, Parts, Vm};
@@ -71,6 +71,7 @@ impl Creation {
     /// The host cannot provide what the description demands. Nothing was taken then.
     pub(crate) fn begin(number: u32, config: VmConfig) -> Result<Self, NotCreated> {
         Spec::check(&config)?;
+        shares::check(&config).map_err(|why| NotCreated::new(About::Share, why))?;
         let tags = VmTags::new(&config).map_err(|why| NotCreated::new(About::Tags, why))?;
         let level_on_touch = match config.populate {
             Populate::AtStart => None,
@@ -118,11 +119,7 @@ impl Creation {
                 let until = count.min(vcpus.len() + VCPUS_AT_ONCE);
                 while vcpus.len() < until {
                     let index = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-                    // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
-                    let homes = scheduler::runners().map(|cpu| cpu.id).cycle();
-                    let runners = scheduler::runners().count().max(1);
-                    let skipped = self.number.wrapping_add(index) as usize % runners;
-                    let home = homes.clone().nth(skipped).unwrap_or(CpuId(0));
+                    let home = scheduler::first_home(self.number, index, shares::cpus(&self.config));
                     let arch =
                         <Machine as Arch>::Vcpu::new(index, &self.config, memory.stage2_root(), memory.tags().vcpu());
                     vcpus.push(Block::new(index as usize, Vcpu::new(arch, home)));

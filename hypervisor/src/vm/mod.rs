@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod rest;
 pub(crate) mod rivals;
 pub(crate) mod serial;
+pub(crate) mod shares;
 pub(crate) mod spec;
 pub(crate) mod table;
 pub(crate) mod tags;
@@ -28,7 +29,7 @@ use core::fmt;
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
 use log::info;
-use sched::{Dormant, Notify, Pending};
+use sched::{Dormant, Notify, Pending, Share};
 use spin::Once;
 use vcpu_layout::lay_out;
 
@@ -67,6 +68,9 @@ pub(crate) struct Vm {
     /// Devices of the VM, with locks of their own.
     #[layout(cold)]
     platform: Platform,
+    /// What its vCPUs may use of the pCPUs, and have used. On cache lines of its own.
+    #[layout(frozen)]
+    share: Box<Share>,
     #[layout(cold)]
     serial: [SerialLine; 2],
     /// Where its vCPUs wait for pCPUs and for timers.
@@ -179,6 +183,7 @@ impl Vm {
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config, child.as_ref().map(|child| &child.features), &memory),
+            share: Box::new(shares::of(&config, child.as_ref().map(|child| child.parent.share()))),
             serial,
             _room: room,
             vcpus,
@@ -223,6 +228,12 @@ impl Vm {
     #[inline]
     pub(crate) fn platform(&self) -> &Platform {
         &self.platform
+    }
+
+    /// What its vCPUs may use of the pCPUs, and have used.
+    #[inline]
+    pub(crate) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// The vCPUs.

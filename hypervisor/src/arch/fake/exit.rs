@@ -77,7 +77,7 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
         }
         Exit::Timer(ticks) => {
             run.owner.arch.set_timer(clock::now() + ticks);
-            scheduler::arm(run.cpu, run.owner.arch.deadline());
+            scheduler::arm(run.cpu, run.vm.share(), run.owner.arch.deadline());
         }
         Exit::Print(byte) => {
             let tell = |asserted| platform::serial_interrupt(run.vm, Line::Console, asserted);

@@ -83,7 +83,7 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
         (3, 3, 14, 2, 0..=2) => {
             if let Some(register) = timer_register(register) {
                 run.owner.arch.write_physical_timer(register, value);
-                scheduler::arm(run.cpu, run.owner.arch.deadline());
+                scheduler::arm(run.cpu, run.vm.share(), run.owner.arch.deadline());
             }
             true
         }
