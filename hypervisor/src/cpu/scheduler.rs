@@ -20,6 +20,7 @@ use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, this
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host, point};
+use crate::vcpu::Tally;
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
 
@@ -318,6 +319,8 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     }
     arm(cpu, share, owner.arch.deadline());
 
+    let counted = |tally: Tally<'_>| tally.guest_ticks.get() + tally.host_ticks.get();
+    let counted_before = counted(tally);
     cpu.scheduler.is_running.set(here, 1);
     let left = run(&mut Running { cpu, vm: vcpu.vm(), index: vcpu.index(), vcpu: shared, came_back, owner, tally });
 
@@ -325,6 +328,9 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
 
     let now = Machine::now();
     let time = cpu.scheduler.running_time(now);
+    // Before the first entry and after the last exit.
+    let switching = now.saturating_sub(cpu.scheduler.started_at.get() + counted(tally) - counted_before);
+    tally.add(|count| &count.host_ticks, switching);
     cpu.scheduler.charge(here, share, now, least_charge(share));
     owner.uncharged = now.saturating_sub(cpu.scheduler.charged_until.get());
     stop_running(cpu, share);
