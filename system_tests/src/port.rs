@@ -150,14 +150,33 @@ impl Port {
     /// # Panics
     /// It is refused.
     pub fn counters(&mut self, vcpus: u32) -> VcpuCounters {
+        self.counters_of(0, vcpus)
+    }
+
+    /// The same of another VM.
+    ///
+    /// # Panics
+    /// It is refused.
+    pub fn counters_of(&mut self, vm: u32, vcpus: u32) -> VcpuCounters {
         let mut sum = VcpuCounters::default();
         for first in (0..vcpus).step_by(STATS_CHUNK) {
-            match self.ask(Command::Stats { vm: 0, first }) {
+            match self.ask(Command::Stats { vm, first }) {
                 Ok(Answer::Stats { vcpus, .. }) => vcpus.iter().for_each(|counters| sum.add(counters)),
                 other => panic!("counters: {other:?}"),
             }
         }
         sum
+    }
+
+    /// Ticks of the host's clock per second.
+    ///
+    /// # Panics
+    /// It is refused.
+    pub fn clock_hz(&mut self) -> f64 {
+        match self.ask(Command::Hello) {
+            Ok(Answer::Host(info)) => info.clock_hz as f64,
+            other => panic!("host: {other:?}"),
+        }
     }
 
     /// Types on the console.
