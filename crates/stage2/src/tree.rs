@@ -43,6 +43,13 @@ impl<F: Format> Tree<F> {
         &self.format
     }
 
+    /// Does `work` with the same tree, in the format that its own stands for: both encode alike. Where the kind of
+    /// tables is known only when the host starts, work that must be fast is thus compiled for each kind.
+    #[inline(always)]
+    pub fn known_as<G: Format, R>(&self, format: G, work: impl FnOnce(&Tree<G>) -> R) -> R {
+        work(&Tree { format, root: self.root })
+    }
+
     /// Takes the tree out of a place that must keep one, to [destroy](Self::destroy) it. What stays there has its root
     /// at address 0: walk it only in a pool that has an empty table at each address.
     #[must_use]

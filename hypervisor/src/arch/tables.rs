@@ -20,6 +20,8 @@ use crossbeam_utils::CachePadded;
 use spin::Mutex;
 use stage2::{BATCH, Cell, ENTRIES, Format, Pages};
 
+/// Does work on a stage-2 tree, compiled for each format that the machine may walk.
+pub(crate) use super::machine::format::with_known_format;
 use super::paging::direct_map;
 use super::trace::{self, TraceEvent};
 use super::{Arch, Machine};

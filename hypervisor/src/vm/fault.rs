@@ -7,12 +7,12 @@
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use sched::CpuId;
-use stage2::{Access, BATCH, Denial, Fault, Granularity, Pace, Spare, Stale, Stream, Walk, Walking};
+use stage2::{Access, BATCH, Denial, Fault, Format, Granularity, Pace, Spare, Stale, Stream, Tree, Walk, Walking};
 
 use super::address_space::{AllTlbs, Stage2Format};
 use super::memory::Memory;
 use super::rivals::{first_touch, write_protect};
-use crate::arch::tables::TablePool;
+use crate::arch::tables::{TablePool, with_known_format};
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::sync::{AtomicU8, Ordering};
 use crate::vcpu::run::Running;
@@ -144,12 +144,18 @@ fn open_lent(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Option<Denial> {
 }
 
 /// Grants the rights that the access `needs`, if the guest may have them.
-#[inline(never)]
+#[inline(always)]
 fn open(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
+    let vm = run.vm;
+    with_known_format!(vm.memory.tree(), |tree| open_in(run, tree, gpa, needs))
+}
+
+#[inline(never)]
+fn open_in<F: Format>(run: &mut Running<'_>, tree: &Tree<F>, gpa: Gpa, needs: Needs) -> Resolved {
     let memory = &run.vm.memory;
     let granularity = memory.dirty.on_fault.get();
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
-    let fault = memory.walk(&tlbs, &walking).fault(gpa, needs.access, granularity);
+    let fault = tree.walk(memory.tables(), &tlbs, &walking).fault(gpa, needs.access, granularity);
     let resolved = match fault {
         Fault::Large => open_large(run, walking, gpa, needs, granularity),
         fault => follow(run, walking, fault, gpa, needs),

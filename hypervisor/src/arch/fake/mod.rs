@@ -515,6 +515,14 @@ pub(crate) mod format {
 
     pub(crate) type Stage2Format = Npt;
 
+    macro_rules! with_known_format {
+        ($tree:expr, |$known:ident| $work:expr) => {{
+            let $known = $tree;
+            $work
+        }};
+    }
+    pub(crate) use with_known_format;
+
     pub(crate) const fn stage2_format() -> Npt {
         Npt { one_gib_pages: false, iommu: Iommu::AmdVi }
     }

@@ -1,4 +1,7 @@
 //! The format of stage-2 tables: AMD's nested page tables or Intel's EPT.
+//!
+//! [`Stage2Format`] asks at each operation which of the two it is, which costs a first touch of a page 23 instructions
+//! (docs/decisions/0028-vt-x.md). So the faults of guests ask once, by [`with_known_format!`].
 
 use addr::Hpa;
 use stage2::{Access, Ept, Format, Memory, Npt, PageTableEntry, Replace, Source};
@@ -19,6 +22,18 @@ pub(crate) enum Stage2Format {
 pub(crate) fn stage2_format() -> Stage2Format {
     if backend::is_vmx() { Stage2Format::Ept(vmx::stage2_format()) } else { Stage2Format::Npt(Chosen::stage2_format()) }
 }
+
+/// Does the work, compiled for each format, with the tree in the one that this machine walks.
+macro_rules! with_known_format {
+    ($tree:expr, |$known:ident| $work:expr) => {{
+        type Either = <$crate::arch::Machine as $crate::arch::Arch>::Format;
+        match *$tree.format() {
+            Either::Npt(format) => $tree.known_as(format, |$known| $work),
+            Either::Ept(format) => $tree.known_as(format, |$known| $work),
+        }
+    }};
+}
+pub(crate) use with_known_format;
 
 macro_rules! delegate {
     ($(fn $name:ident(&self $(, $argument:ident: $kind:ty)*) -> $result:ty;)*) => {

@@ -1,8 +1,9 @@
 //! Memory that is mapped when the guest touches it: shows what such faults cost.
 
 use addr::Gpa;
-use stage2::{Access, Denial, MapError};
+use stage2::{Access, Denial, Format, MapError, Tree};
 
+use crate::arch::tables::with_known_format;
 use crate::vcpu::run::Running;
 use crate::vm::address_space::AllTlbs;
 use crate::vm::fault::{Problem, Resolved, count_stall};
@@ -11,14 +12,20 @@ use crate::vm::fault::{Problem, Resolved, count_stall};
 const TABLES_FOR_A_PAGE: u64 = 3;
 
 /// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
-// Not inlined, so that other exits do not need its stack space.
-#[inline(never)]
+#[inline(always)]
 pub(in crate::vm) fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolved {
+    let vm = run.vm;
+    with_known_format!(vm.memory.tree(), |tree| populate_in(run, tree, region, gpa, level))
+}
+
+// Not inlined, so that other exits do not need its stack space, and neither format that of the other.
+#[inline(never)]
+fn populate_in<F: Format>(run: &mut Running<'_>, tree: &Tree<F>, region: u32, gpa: Gpa, level: u32) -> Resolved {
     let memory = &run.vm.memory;
     let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
     let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
-    let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
+    let populated = tree.walk(tables, &tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
     let resolved = match populated {
         Ok(()) => {

@@ -8,6 +8,15 @@ use super::{Features, features};
 /// The kind of stage-2 tables of this architecture.
 pub(crate) type Stage2Format = Vmsa;
 
+/// Does the work with the tree. There is one format.
+macro_rules! with_known_format {
+    ($tree:expr, |$known:ident| $work:expr) => {{
+        let $known = $tree;
+        $work
+    }};
+}
+pub(crate) use with_known_format;
+
 /// The format of the stage-2 tables of guests.
 ///
 /// # Panics
