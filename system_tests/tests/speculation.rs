@@ -31,6 +31,49 @@ fn behind(text: &Text, entry: u64) -> Vec<Instruction> {
     panic!("no return behind {entry:#x}");
 }
 
+/// How a world switch begins: it saves RBP, RBX and R12 to R15.
+const SAVES: [u8; 10] = [0x55, 0x53, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56, 0x41, 0x57];
+
+/// The instructions of a world switch before its entry.
+fn before(text: &Text, entry: u64) -> Vec<Instruction> {
+    let start = text.places_of(&SAVES).into_iter().filter(|place| *place < entry).max().expect("it has a beginning");
+    assert!(entry - start < 2 * BEFORE, "another function begins at {start:#x}");
+    let mut found = Vec::new();
+    let mut at = start;
+    while at < entry {
+        let instruction = text.at(at).expect("code");
+        at = instruction.next_ip();
+        found.push(instruction);
+    }
+    found
+}
+
+/// The MSRs that these instructions write, if all jumps over them are not taken, and the lower half of each value.
+fn written(instructions: &[Instruction]) -> Vec<(u32, u32)> {
+    let (mut eax, mut ecx, mut found) = (None, None, Vec::new());
+    for one in instructions {
+        let value = match (one.mnemonic(), one.op1_kind()) {
+            (Mnemonic::Wrmsr, _) => {
+                found.push((ecx.expect("a register was named"), eax.expect("a value was named")));
+                continue;
+            }
+            (Mnemonic::Mov, OpKind::Immediate32) => one.immediate32(),
+            (Mnemonic::Xor, OpKind::Register) if one.op0_register() == one.op1_register() => 0,
+            _ => continue,
+        };
+        match one.op0_register() {
+            Register::EAX => eax = Some(value),
+            Register::ECX => ecx = Some(value),
+            _ => {}
+        }
+    }
+    found
+}
+
+const SPEC_CTRL: u32 = 0x48;
+const PRED_CMD: u32 = 0x49;
+const FLUSH_CMD: u32 = 0x10b;
+
 /// The world switches with the steps, and those without, of a back end: where each enters.
 fn switches(text: &Text, pattern: &[u8]) -> (Vec<u64>, Vec<u64>) {
     let places = text.places_of(pattern);
@@ -60,7 +103,7 @@ fn guests_run_between_the_steps_and_nothing_is_predicted_before_the_last_one() {
         }
         assert!(after.len() < 12, "{name}: the return comes soon: {} instructions", after.len());
         let count = |mnemonic: Mnemonic| until.iter().filter(|one| one.mnemonic() == mnemonic).count();
-        assert_eq!(count(Mnemonic::Wrmsr), 2, "{name}: IBPB and IBRS");
+        assert_eq!(written(until), [(PRED_CMD, 1), (SPEC_CTRL, 1)], "{name}: IBPB, then IBRS");
         assert_eq!(count(Mnemonic::Call), 3, "{name}: one call, and two of the loop that fills the return stack");
 
         // Each general register is cleared, but the stack's.
@@ -76,6 +119,45 @@ fn guests_run_between_the_steps_and_nothing_is_predicted_before_the_last_one() {
         }
         assert!(instructions.iter().all(|one| one.code() != Code::INVALID), "{name}");
     }
+}
+
+#[test]
+fn caches_and_buffers_are_cleared_before_an_entry_and_the_buffers_last() {
+    let text = hypervisor();
+    for (name, pattern) in SWITCHES {
+        let (with_steps, plain) = switches(&text, pattern);
+        let instructions = before(&text, with_steps[0]);
+        assert_eq!(
+            written(&instructions),
+            [(SPEC_CTRL, 0), (FLUSH_CMD, 1)],
+            "{name}: no IBRS for the guest, L1D flush"
+        );
+        let is = |mnemonic: Mnemonic| move |one: &Instruction| one.mnemonic() == mnemonic;
+        let verw = instructions.iter().position(is(Mnemonic::Verw)).expect("VERW");
+        let last = instructions.iter().rposition(is(Mnemonic::Wrmsr)).expect("WRMSR");
+        assert!(last < verw, "{name}: what a write of an MSR leaves in the buffers is cleared, too");
+        assert!(written(&before(&text, plain[0])).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn predictions_are_forgotten_in_one_place_besides_the_exits() {
+    const NAMES_PRED_CMD: [u8; 5] = [0xb9, 0x49, 0, 0, 0];
+    let text = hypervisor();
+    // MOV to ECX, and a WRMSR soon behind it: the compiler orders the other registers as it likes.
+    let writes = |place: &u64| {
+        let mut at = *place;
+        (0..6).any(|_| {
+            let instruction = text.at(at).expect("code");
+            at = instruction.next_ip();
+            instruction.mnemonic() == Mnemonic::Wrmsr
+        })
+    };
+    let places: Vec<u64> = text.places_of(&NAMES_PRED_CMD).into_iter().filter(writes).collect();
+    let ends = |entry: u64| entry..behind(&text, entry).last().map_or(entry, Instruction::ip);
+    let exits: Vec<_> = SWITCHES.iter().map(|(_, pattern)| ends(switches(&text, pattern).0[0])).collect();
+    let others = places.iter().filter(|place| !exits.iter().any(|exit| exit.contains(place)));
+    assert_eq!(others.count(), 1, "IBPB where a pCPU changes to another VM: {places:x?}");
 }
 
 #[test]

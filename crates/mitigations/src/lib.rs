@@ -30,10 +30,15 @@
 
 mod amd;
 mod intel;
+mod last_vm;
 #[cfg(test)]
 mod tests;
 
 use bitflags::bitflags;
+use x86_defs::msr;
+use x86_defs::registers::efer;
+
+pub use last_vm::LastVm;
 
 /// Whose processor it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +178,22 @@ bitflags! {
         const CLEAR_REGISTERS = 1 << 12;
         /// For good: stage 2 has no large page that a guest can execute. A fetch splits it.
         const SMALL_CODE = 1 << 13;
+    }
+}
+
+impl Steps {
+    /// What the start of a pCPU writes: the bits to set, and the registers that they are in.
+    pub fn at_start(self) -> impl Iterator<Item = (u32, u64)> {
+        let bit = |step: Self, bit: u64| if self.contains(step) { bit } else { 0 };
+        let spec_ctrl =
+            bit(Self::IBRS_ALWAYS, msr::SPEC_CTRL_IBRS) | bit(Self::HISTORY_DISABLED, msr::SPEC_CTRL_BHI_DIS_S);
+        [
+            (msr::SPEC_CTRL, spec_ctrl),
+            (msr::EFER, bit(Self::AUTOMATIC_IBRS, efer::AIBRSE)),
+            (msr::DE_CFG, bit(Self::SERIALIZING_LFENCE, msr::DE_CFG_LFENCE_SERIALIZES)),
+        ]
+        .into_iter()
+        .filter(|&(_, bits)| bits != 0)
     }
 }
 

@@ -4,7 +4,7 @@ extern crate std;
 use std::string::String;
 use std::vec::Vec;
 
-use crate::{Plan, Processor, State, Steps, Vendor, Weakness};
+use crate::{LastVm, Plan, Processor, State, Steps, Vendor, Weakness};
 
 const SPEC_CTRL_AND_IBPB: u32 = 1 << 26;
 const ARCH_CAPABILITIES: u32 = 1 << 29;
@@ -95,6 +95,36 @@ fn each_processor_gets_its_steps() {
     for (name, processor, steps) in processors() {
         assert_eq!(Plan::of(&processor).steps, steps, "{name}");
     }
+}
+
+#[test]
+fn start_of_a_pcpu_writes_what_the_steps_say_and_nothing_else() {
+    const SPEC_CTRL: u32 = 0x48;
+    const EFER: u32 = 0xc000_0080;
+    const DE_CFG: u32 = 0xc001_1029;
+    for (name, processor, _) in processors() {
+        let wanted: &[(u32, u64)] = match name {
+            "Cascade Lake" => &[(SPEC_CTRL, 1)],
+            "Ice Lake-SP" | "Sapphire Rapids" | "Alder Lake" => &[(SPEC_CTRL, 1 | 1 << 10)],
+            "Zen 1 (Naples)" | "Zen 2 (Rome)" => &[(DE_CFG, 1 << 1)],
+            "Zen 5 (Turin)" => &[(EFER, 1 << 21)],
+            _ => &[],
+        };
+        let plan = Plan::of(&processor);
+        assert_eq!(plan.steps.at_start().collect::<Vec<_>>(), wanted, "{name}");
+        assert_eq!(plan.off().steps.at_start().count(), 0, "{name}");
+    }
+}
+
+#[test]
+fn predictions_go_when_another_vm_comes_also_with_the_tables_of_one_that_has_ended() {
+    let last = LastVm::new();
+    assert!(last.is_another(0x5000, 2), "the first");
+    assert!(!last.is_another(0x5000, 2), "it comes back");
+    assert!(last.is_another(0x9000, 2), "another");
+    assert!(last.is_another(0x5000, 2), "the first comes back");
+    assert!(last.is_another(0x5000, 3), "a new one, perhaps with the same tables");
+    assert!(!last.is_another(0x5000, 3));
 }
 
 #[test]

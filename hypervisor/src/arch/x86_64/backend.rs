@@ -30,6 +30,7 @@ use core::ops::DerefMut;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use addr::Hpa;
+use mitigations::LastVm;
 use tlb_tag::{CpuTags, Flush, Tag};
 use x86_emulate::Vendor;
 use x86_events::Event;
@@ -293,9 +294,8 @@ pub(crate) struct HostContext {
     pub(super) own: Option<<Chosen as Backend>::Host>,
     /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 for none.
     pub(super) fpu_holder: AtomicU64,
-    /// HPA of the stage-2 tables of the VM that ran here last, and how many vCPUs had been made then.
-    pub(super) last_root: AtomicU64,
-    pub(super) vcpus_made: AtomicU64,
+    /// The VM that ran here last.
+    pub(super) last_vm: LastVm,
 }
 
 /// Hardware virtualization of this machine.
@@ -306,7 +306,7 @@ pub(crate) mod hwvirt {
     use core::sync::atomic::{AtomicU64, Ordering};
 
     pub(crate) use super::HostContext;
-    use super::{Backend, Chosen, Features, IS_VMX, Missing, is_vmx};
+    use super::{Backend, Chosen, Features, IS_VMX, LastVm, Missing, is_vmx};
     use crate::arch::x86_64::guest::fpu;
     use crate::arch::x86_64::host::{acpi, apic, iommu, processor, tsc};
     use crate::arch::x86_64::{speculation, vmx};
@@ -355,7 +355,7 @@ pub(crate) mod hwvirt {
         };
         fpu::enable();
         speculation::enable();
-        HostContext { own, fpu_holder: AtomicU64::new(0), last_root: AtomicU64::new(0), vcpus_made: AtomicU64::new(0) }
+        HostContext { own, fpu_holder: AtomicU64::new(0), last_vm: LastVm::new() }
     }
 
     /// The architecture's name, as the tool calls it.

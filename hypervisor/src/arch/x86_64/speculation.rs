@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use addr::Hpa;
 use log::info;
 use mitigations::{Plan, Processor, State, Steps, Weakness};
-use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
+use x86_64::registers::model_specific::Msr;
 use x86_defs::msr;
 
 use super::backend::HostContext;
@@ -73,28 +73,13 @@ fn read_capabilities(number: u32) -> u64 {
 
 /// Steps that a pCPU takes once.
 pub(super) fn enable() {
-    let steps = Steps::from_bits_truncate(STEPS.load(Ordering::Relaxed));
-    let mut control = 0;
-    if steps.contains(Steps::IBRS_ALWAYS) {
-        control |= msr::SPEC_CTRL_IBRS;
-    }
-    if steps.contains(Steps::HISTORY_DISABLED) {
-        control |= msr::SPEC_CTRL_BHI_DIS_S;
-    }
-    if control != 0 {
-        // SAFETY: the plan has these steps only if CPUID reports the register and the bits. They change predictions.
-        unsafe { Msr::new(msr::SPEC_CTRL).write(control) };
-    }
-    if steps.contains(Steps::AUTOMATIC_IBRS) {
-        // SAFETY: CPUID reports the bit. It changes predictions.
-        unsafe { Efer::update(|efer| *efer |= EferFlags::from_bits_retain(x86_defs::registers::efer::AIBRSE)) };
-    }
-    if steps.contains(Steps::SERIALIZING_LFENCE) {
-        let mut register = Msr::new(msr::DE_CFG);
-        // SAFETY: AMD's families from 10h on have the register, but 11h. Reading it has no effect.
+    for (number, bits) in Steps::from_bits_truncate(STEPS.load(Ordering::Relaxed)).at_start() {
+        let mut register = Msr::new(number);
+        // SAFETY: the plan has a step only if CPUID, or the family, says that its register exists. Reading it has no
+        // effect.
         let value = unsafe { register.read() };
-        // SAFETY: as above; the bit lets LFENCE wait.
-        unsafe { register.write(value | msr::DE_CFG_LFENCE_SERIALIZES) };
+        // SAFETY: as above, and so do the bits. They change predictions, and let LFENCE wait.
+        unsafe { register.write(value | bits) };
     }
 }
 
@@ -117,11 +102,9 @@ pub(super) fn arrive(host: &HostContext, root: Hpa) {
 }
 
 #[cold]
+#[inline(never)]
 fn change_vm(host: &HostContext, root: Hpa) {
-    let made = VCPUS_MADE.load(Ordering::Relaxed);
-    // Only this pCPU uses them.
-    let is_same = host.last_root.swap(root.0, Ordering::Relaxed) == root.0;
-    if host.vcpus_made.swap(made, Ordering::Relaxed) == made && is_same {
+    if !host.last_vm.is_another(root.0, VCPUS_MADE.load(Ordering::Relaxed)) {
         return;
     }
     // SAFETY: the plan has this step only if CPUID reports the register. The write forgets predictions.
