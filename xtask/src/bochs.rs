@@ -7,6 +7,7 @@
 //!
 //! A comment next to each affected run describes how Bochs differs from processors.
 
+mod compare;
 mod machine;
 mod verdict;
 
@@ -24,12 +25,16 @@ use verdict::{PROCESSORS, Processor, Wants};
 
 const HELP: &str = "\
 cargo xtask bochs [--short] [--cpu MODEL] [--json] [--list] [--help] [RUN..]
+cargo xtask bochs --compare [RUN..]
 
 Starts the hypervisor and its guests on Bochs 3.0, from the image that `dunlin image` makes: a second emulation of AMD's SVM, written
 by others than QEMU's, and the only one of Intel's VT-x. Bochs comes from Debian trixie and is unpacked in the user's cache, not installed.
 Each run has a time limit, shows where it is every five seconds, and leaves its files in target/bochs/RUN:
 serial.log (what hypervisor and guests wrote), bochs.log, the image, and the configuration to start it again by hand.
 
+  --compare the measuring guest's runs on both processors, without the steps against speculation and with those that the
+            processor needs: what each said, line by line, equal or not, and the instructions of each kind of exit.
+            The status is 1 if lines differ for which there is no reason
   --cpu     ryzen (AMD, as without this option) or corei7_skylake_x (Intel)
   --short   the runs that `cargo xtask test` makes on both processors, a minute or two on each
   --json    one line of JSON for each run on standard output; progress goes to standard error
@@ -224,7 +229,7 @@ const PARENTS_SCRIPT: &str = "dmesg | grep 'running as'; guest-microvm; echo the
 
 /// Runs the commands in `rest`.
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
-    let (mut is_short, mut is_json) = (false, false);
+    let (mut is_short, mut is_json, mut compares) = (false, false, false);
     let mut names = Vec::new();
     let [mut processor, _] = PROCESSORS;
     let mut rest = rest.iter();
@@ -236,6 +241,7 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
                 let known = PROCESSORS.map(|processor| processor.model).join(" or ");
                 processor = found.with_context(|| format!("--cpu `{model}`: give {known}"))?;
             }
+            "--compare" => compares = true,
             "--short" => is_short = true,
             "--json" => is_json = true,
             "--help" | "-h" => {
@@ -261,6 +267,9 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
 
     artifacts::run(Command::new(places.root.join("xtask/setup.sh")).arg("image"))?;
     artifacts::build(places, Wanted::ForDefaultVm)?;
+    if compares {
+        return compare_processors(places, |run| names.is_empty() || names.contains(&run.name));
+    }
     let failures = perform(places, processor, is_wanted, is_json)?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -274,7 +283,7 @@ fn perform(
 ) -> Result<Vec<String>> {
     let bochs = BOCHS.unpack()?;
     let results: Vec<_> =
-        RUNS.iter().filter(is_wanted).map(|run| (run, run.perform(places, &bochs, processor))).collect();
+        RUNS.iter().filter(is_wanted).map(|run| (run, run.perform(places, &bochs, processor, None))).collect();
     if is_json {
         results.iter().for_each(|(run, result)| println!("{}", run.json(result)));
     }
@@ -288,6 +297,32 @@ fn perform(
         Some(format!("{} on {}: {why}", run.name, processor.model))
     });
     Ok(failures.collect())
+}
+
+/// Performs the measuring guest's runs on both processors, and compares what it said.
+fn compare_processors(places: &Places, is_wanted: impl Fn(&Run) -> bool) -> Result<ExitCode> {
+    let bochs = BOCHS.unpack()?;
+    let mut done = Vec::new();
+    for run in RUNS.iter().filter(|run| matches!(run.guest, Guest::Measuring { .. }) && is_wanted(run)) {
+        for has_steps in [false, true] {
+            let option = if has_steps { None } else { Some(NO_STEPS) };
+            let [amd, intel] = PROCESSORS.map(|processor| run.perform(places, &bochs, processor, option));
+            done.push((run, has_steps, [amd?, intel?]));
+        }
+    }
+    let pairs = done.iter().map(|(run, has_steps, both)| compare::Pair {
+        run: run.name,
+        has_steps: *has_steps,
+        left_out: run.not_on_vt_x,
+        serials: both.each_ref().map(|done| done.outcome.serial.as_str()),
+    });
+    let (text, mut failures) = compare::show(&pairs.collect::<Vec<_>>());
+    print!("{text}");
+    failures.extend(done.iter().flat_map(|(run, _, both)| {
+        both.iter().flat_map(|done| done.complaints.iter().map(|complaint| format!("{}: {complaint}", run.name)))
+    }));
+    failures.iter().for_each(|failure| eprintln!("{failure}"));
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The short form, for `cargo xtask test`.
@@ -323,7 +358,8 @@ fn without(cmdline: &str, left_out: &[&str]) -> String {
 }
 
 impl Run {
-    fn perform(&self, places: &Places, bochs: &Unpacked, processor: Processor) -> Result<Done> {
+    /// Performs it; `option` goes to the hypervisor.
+    fn perform(&self, places: &Places, bochs: &Unpacked, processor: Processor, option: Option<&str>) -> Result<Done> {
         let mut results = places.target.join("bochs");
         if processor != PROCESSORS[0] {
             results.push(processor.model);
@@ -332,6 +368,10 @@ impl Run {
         let tell = |words: &str| eprintln!("bochs {:12} {words}", self.name);
         tell(self.what);
         let image = self.make_image(places, &folder, processor)?;
+        if let Some(option) = option {
+            let made = fs::read(&image)?;
+            fs::write(&image, with_option(made, option).context("the image's menu has no room for an option")?)?;
+        }
         let machine = Machine {
             model: processor.model,
             bochs,
@@ -403,6 +443,29 @@ impl Run {
     }
 }
 
+/// Bochs does not say that it is an emulator, so the hypervisor takes steps against speculation there.
+const NO_STEPS: &str = "mitigations=off";
+
+/// An image whose first entry has one more option. The menu keeps its length: the entry loses its name and its indent.
+/// `None` if there is no such entry, or it is too short.
+fn with_option(mut image: Vec<u8>, option: &str) -> Option<Vec<u8>> {
+    const OPTIONS: &str = "log=info\n";
+    let find = |from: usize, words: &str| {
+        let place = image.get(from..)?.windows(words.len()).position(|window| window == words.as_bytes())?;
+        Some(from + place)
+    };
+    let name = find(0, "menuentry \"Dunlin: ")? + "menuentry \"".len();
+    let end = find(name, "\"")?;
+    let options = find(end, OPTIONS)?;
+    let mut entry = String::from_utf8_lossy(image.get(end..options)?).replace("\n    ", "\n").into_bytes();
+    entry.extend(format!("{option} {OPTIONS}").bytes());
+    let old = name..options + OPTIONS.len();
+    // Spaces in front of the next line.
+    (entry.len() <= old.len()).then(|| entry.resize(old.len(), b' '))?;
+    image.get_mut(old)?.copy_from_slice(&entry);
+    Some(image)
+}
+
 fn measuring_vm(vcpus: u32, apic: &str, cmdline: &str) -> String {
     format!(
         "[[vm]]\nname = \"measuring\"\nvcpus = {vcpus}\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
@@ -424,5 +487,22 @@ fn print_table(results: &[(&Run, Result<Done>)]) {
             }
             Err(error) => eprintln!("{:14} {:>4}  NOT RUN  {error:#}", run.name, run.cpus),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NO_STEPS, with_option};
+
+    #[test]
+    fn image_keeps_its_length_when_it_gets_an_option() {
+        let menu = "..\nmenuentry \"Dunlin: measuring\" {\n    multiboot2 /boot/dunlin log=info\n    module2 x\n}\n";
+        let changed = with_option(menu.as_bytes().to_vec(), NO_STEPS).expect("it has an entry");
+        assert_eq!(changed.len(), menu.len());
+        let changed = String::from_utf8(changed).expect("text");
+        assert!(changed.contains("menuentry \"\" {\nmultiboot2 /boot/dunlin mitigations=off log=info\n"), "{changed}");
+        assert!(changed.ends_with("    module2 x\n}\n"), "{changed}");
+        assert_eq!(with_option(b"nothing".to_vec(), NO_STEPS), None);
+        assert_eq!(with_option(menu.as_bytes().to_vec(), &"x".repeat(99)), None, "too long");
     }
 }
