@@ -103,6 +103,14 @@ impl Offered {
 }
 
 impl State {
+    /// With PAE paging and not in long mode: the address of the first table. Intel's processors keep its four entries
+    /// in registers (SDM vol. 3A, 4.4.1). CR3's lower five bits are no part of it.
+    #[must_use]
+    pub const fn directory(self, cr3: u64) -> Option<u64> {
+        let is_pae = self.cr0 & cr0::PG != 0 && self.cr4 & cr4::PAE != 0 && self.efer & efer::LMA == 0;
+        if is_pae { Some(cr3 & 0xffff_ffe0) } else { None }
+    }
+
     /// The state after a write of CR0. `in_long_code` is CS.L.
     ///
     /// # Errors

@@ -262,3 +262,13 @@ fn registers_set_from_outside_may_come_in_any_order() {
     assert_eq!(reset.set_efer(efer::SVME, &offered), Err(Refused));
     assert_eq!(reset.set_cr0(1 << 6 | cr0::PE), Ok(State { cr0: cr0::ET | cr0::PE, ..reset }), "not a bit of CR0");
 }
+
+#[test]
+fn directory_is_found_with_pae_paging_alone() {
+    let pae = State { efer: LONG.efer & !(efer::LME | efer::LMA), ..LONG };
+    assert_eq!(pae.directory(0xffff_ffff_1234_56ff), Some(0x1234_56e0));
+    assert_eq!(State { efer: pae.efer | efer::LME, ..pae }.directory(0x1000), Some(0x1000), "not active");
+    for other in [LONG, REAL, State { cr0: pae.cr0 & !cr0::PG, ..pae }, State { cr4: pae.cr4 & !cr4::PAE, ..pae }] {
+        assert_eq!(other.directory(0x1000), None, "{other:x?}");
+    }
+}

@@ -139,6 +139,12 @@ pub(crate) trait WorldSwitch {
     /// HPA of the VM's stage-2 tables.
     fn root(&self) -> Hpa;
 
+    /// Another than the guest has written CR0, CR3, CR4 or EFER. The vCPU is on no pCPU, or does not run.
+    fn note_written_paging(&mut self);
+
+    /// Whether that has happened since [`settle_paging`] was called.
+    fn has_written_paging(&self) -> bool;
+
     /// Sets the intercepts that change at run time: PAUSE while other vCPUs wait for the pCPU, and those of the back
     /// end.
     fn renew_intercepts(&mut self, others_wait: bool);
@@ -265,6 +271,15 @@ static IS_VMX: AtomicBool = AtomicBool::new(false);
 #[inline(always)]
 pub(super) fn is_vmx() -> bool {
     IS_VMX.load(Ordering::Relaxed)
+}
+
+/// The running vCPU's registers of paging were [written](WorldSwitch::note_written_paging): what the processor keeps
+/// beside them follows. Its memory is as the next entry finds it.
+#[inline]
+pub(super) fn settle_paging(run: &mut Running<'_>) {
+    if run.owner.arch.hardware.has_written_paging() && is_vmx() {
+        vmx::load_directory_pointers(run);
+    }
 }
 
 /// Whose instructions the emulator follows where vendors differ.

@@ -10,6 +10,7 @@ use sched::Pending;
 
 use super::vcpu::ArchVcpu;
 use super::{assist, synic};
+use crate::arch::x86_64::backend;
 use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
@@ -242,15 +243,20 @@ fn take_rare(vcpu: &mut ArchVcpu, events: u16) {
     }
 }
 
-/// Delivers what waits for a vCPU that was kept out of its guest.
+/// Delivers what waits for a vCPU that was kept out of its guest. Its parent may have written its registers.
 #[inline]
 pub(crate) fn held_no_more(run: &mut Running<'_>) {
+    backend::settle_paging(run);
     synic::deliver(run);
 }
 
 /// Delivers what a parent's children have left for its vCPU, and what the hypervisor owes a child's.
 #[cold]
 pub(crate) fn deliver_messages(run: &mut Running<'_>) {
+    // Of one that is held, the parent may write more, and the memory too.
+    if !run.is_held() {
+        backend::settle_paging(run);
+    }
     synic::deliver_posted(run);
 }
 

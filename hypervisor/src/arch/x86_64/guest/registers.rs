@@ -26,7 +26,7 @@ use super::state::{Registers, State as _, SystemCalls, gpr};
 use super::vcpu::ArchVcpu;
 use crate::arch::VcpuState as _;
 use crate::arch::hypercall::Held;
-use crate::arch::x86_64::backend::Injection as _;
+use crate::arch::x86_64::backend::{Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::tsc;
 use crate::device::memory_types;
 use crate::vcpu::activity::Activity;
@@ -243,7 +243,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
                 // restored.
                 arch.activity = Activity::Active;
             }
-            arch.flush_whole();
+            paging_written(held);
         }
         Register::Cr2 => arch.hardware.set_cr2(value),
         Register::Cr3 | Register::IntermediateCr3 => {
@@ -251,12 +251,12 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
                 return Err(refused);
             }
             change(arch, |registers| registers.cr3 = value);
-            arch.flush_whole();
+            paging_written(held);
         }
         Register::Cr4 | Register::IntermediateCr4 => {
             let offered = held.vm.platform().cpuid.offered();
             arch.hardware.set_control(before.control.set_cr4(value, offered).map_err(|_| refused)?);
-            arch.flush_whole();
+            paging_written(held);
         }
         Register::Cr8 | Register::IntermediateCr8 => match u8::try_from(value) {
             Ok(class) if class < 16 => arch.write_cr8(class),
@@ -265,7 +265,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         Register::Efer => {
             let offered = held.vm.platform().cpuid.offered();
             arch.hardware.set_control(before.control.set_efer(value, offered).map_err(|_| refused)?);
-            arch.flush_whole();
+            paging_written(held);
         }
         Register::Xfem => arch.fpu.set_xcr0(value).ok_or(refused)?,
         Register::Dr(number) => {
@@ -376,6 +376,15 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// A register of paging was written. What follows from it follows before the vCPU's next entry, also if the vCPU is not
+/// held until then.
+fn paging_written(held: &mut Held<'_>) {
+    let arch = &mut held.owner.arch;
+    arch.flush_whole();
+    arch.hardware.note_written_paging();
+    held.vm.post(held.index, Pending::MESSAGE);
 }
 
 /// The flags that exist (APM vol. 2, 3.1.6).

@@ -55,6 +55,8 @@ pub(in crate::arch::x86_64) mod place {
     pub(in crate::arch::x86_64) const CHANGED_CALLS: u64 = 1 << 2;
     /// Control registers, or the like.
     pub(super) const CHANGED_SOME: u64 = 1 << 0;
+    /// Not zero if another than the guest has written a register that decides about paging.
+    pub(in crate::arch::x86_64) const PAGING_WRITTEN: usize = 3;
 }
 
 /// CR4 and CR8 among the intercepts of control registers.
@@ -134,6 +136,14 @@ impl WorldSwitch for Vcpu {
 
     fn root(&self) -> Hpa {
         Hpa(self.vmcb.control.n_cr3)
+    }
+
+    fn note_written_paging(&mut self) {
+        self.vmcb.control.host_use[place::PAGING_WRITTEN] = 1;
+    }
+
+    fn has_written_paging(&self) -> bool {
+        self.vmcb.control.host_use[place::PAGING_WRITTEN] != 0
     }
 
     fn renew_intercepts(&mut self, others_wait: bool) {

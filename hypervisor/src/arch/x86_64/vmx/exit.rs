@@ -15,7 +15,7 @@ use spin::Once;
 use stage2::Access;
 use x86_defs::exit_code;
 use x86_defs::msr;
-use x86_defs::registers::{cr0, cr4, efer, rflags, vector};
+use x86_defs::registers::{cr0, rflags, vector};
 use x86_defs::vmx::event::Information;
 use x86_defs::vmx::{field, reason};
 
@@ -27,6 +27,7 @@ use crate::arch::x86_64::guest::state::{State as _, gpr};
 use crate::arch::x86_64::guest::vcpu::{ArchVcpu, stop};
 use crate::arch::x86_64::guest::{assist, control, fpu, hyperv, intercept, mmio, msr as msrs, platform, vmware};
 use crate::arch::x86_64::host::machine_check;
+use crate::arch::x86_64::svm::place;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
@@ -347,16 +348,15 @@ fn control_register(run: &mut Running<'_>) -> Next {
 }
 
 /// With PAE paging the processor has four entries of the first table in registers, and loads them at MOV to a control
-/// register. One that exits loads nothing (SDM vol. 3C, 27.3.1.6).
-fn load_directory_pointers(run: &Running<'_>) {
-    let hardware = &run.owner.arch.hardware;
-    let state = hardware.control();
-    if state.cr0 & cr0::PG == 0 || state.cr4 & cr4::PAE == 0 || state.efer & efer::LMA != 0 {
-        return;
-    }
+/// register. One that exits loads nothing (SDM vol. 3C, 27.3.1.6), nor does an entry with EPT: it takes them from the
+/// VMCS. So this loads them when the guest has written a control register, and when somebody else has.
+pub(in crate::arch::x86_64) fn load_directory_pointers(run: &mut Running<'_>) {
+    let hardware = &mut run.owner.arch.hardware;
+    hardware.parts().0.control.host_use[place::PAGING_WRITTEN] = 0;
+    let Some(directory) = hardware.control().directory(hardware.cr3()) else { return };
     let mut bytes = [0; 32];
     // A table that is not there has no entries.
-    if !run.vm.memory.read(Gpa(hardware.cr3() & 0xffff_ffe0), &mut bytes) {
+    if !run.vm.memory.read(Gpa(directory), &mut bytes) {
         bytes = [0; 32];
     }
     for (number, entry) in (0..).zip(bytes.as_chunks::<8>().0) {

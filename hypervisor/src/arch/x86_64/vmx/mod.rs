@@ -36,7 +36,7 @@ use super::host::processor::leaf;
 use super::speculation;
 use crate::check::{Finding, Verdict};
 pub(super) use entry::enter;
-pub(super) use exit::handle;
+pub(super) use exit::{handle, load_directory_pointers};
 pub(crate) use vcpu::Vmx;
 use vmcs::Region;
 
