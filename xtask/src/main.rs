@@ -12,7 +12,7 @@
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
-//! * [`house`] checks the house rules.
+//! * [`house`] checks the house rules, and [`deny`] the crates of third parties.
 
 mod archive;
 mod artifacts;
@@ -20,6 +20,7 @@ mod bochs;
 mod ci;
 mod cloud_disk;
 mod debian;
+mod deny;
 mod emulators;
 mod fuzz;
 mod house;
