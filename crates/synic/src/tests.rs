@@ -263,8 +263,17 @@ fn periods_and_moments_at_the_end_of_time_do_not_overflow() {
     let mut timers = Timers::new();
     assert_eq!(timers.write(COUNT, u64::MAX, u64::MAX), Ok(()));
     assert_eq!(timers.write(CONFIG, ENABLED | PERIODIC | DIRECT | vector(0x80), u64::MAX), Ok(()));
+    assert_eq!((timers.deadline(), timers.expire(u64::MAX)), (None, None));
+}
+
+/// A parent sets the time of a child, and may stop it there.
+#[test]
+fn periodic_timer_expires_once_at_the_end_of_time() {
+    let mut timers = Timers::new();
+    assert_eq!(timers.write(COUNT, 1000, 0), Ok(()));
+    assert_eq!(timers.write(CONFIG, ENABLED | PERIODIC | DIRECT | vector(0x80), 0), Ok(()));
     assert!(timers.expire(u64::MAX).is_some());
-    let _ = timers.deadline();
+    assert_eq!((timers.deadline(), timers.expire(u64::MAX)), (None, None));
 }
 
 #[test]

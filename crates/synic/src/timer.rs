@@ -223,8 +223,9 @@ impl Timer {
     /// Restarts the timer from its registers. An undelivered message from before is dropped.
     fn start(&mut self, now: u64) {
         self.undelivered = None;
-        self.next = (self.config.is_enabled() && self.count != 0)
-            .then(|| if self.config.is_periodic() { now.saturating_add(self.period()) } else { self.count });
+        let runs = self.config.is_enabled() && self.count != 0;
+        self.next = if self.config.is_periodic() { now.checked_add(self.period()) } else { Some(self.count) };
+        self.next = self.next.filter(|_| runs);
     }
 
     fn period(&self) -> u64 {
@@ -233,11 +234,11 @@ impl Timer {
 
     fn expire(&mut self, now: u64) -> Expiry {
         let at = self.next.unwrap_or(now);
-        self.next = self.config.is_periodic().then(|| {
-            // Missed expirations are skipped; the period keeps its phase.
-            let behind = now.saturating_sub(at) % self.period();
-            now.max(at).saturating_add(self.period() - behind)
-        });
+        // Missed expirations are skipped; the period keeps its phase. Time ends before the next one at its very end,
+        // where a parent may have set it: the next must be later than now, or this one would come for ever.
+        let behind = now.saturating_sub(at) % self.period();
+        let next = now.max(at).checked_add(self.period() - behind);
+        self.next = next.filter(|_| self.config.is_periodic());
         if self.config.is_direct() {
             self.has_told();
             return Expiry::Direct(Interrupt { vector: self.config.vector(), auto_eoi: false });
