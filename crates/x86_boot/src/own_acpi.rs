@@ -104,8 +104,9 @@ fn madt(machine: &MachineTables<'_>) -> Vec<u8> {
     let (fixed, mut rest) = body.split_at_checked(FIXED).unwrap_or((body, &[]));
 
     let mut copy = Vec::from(fixed);
-    while let &[_, length, ..] = rest
-        && let Some((entry, behind)) = rest.split_at_checked(usize::from(length).max(2))
+    // An entry shorter than its own head ends the list: whoever walks the copy would not come past it.
+    while let &[_, length @ 2..=u8::MAX, ..] = rest
+        && let Some((entry, behind)) = rest.split_at_checked(length.into())
     {
         if is_wanted(entry, machine.vcpus) {
             copy.extend_from_slice(entry);
@@ -124,6 +125,8 @@ fn is_wanted(entry: &[u8], vcpus: u32) -> bool {
         [kind::LOCAL_X2APIC, ..] => u32_at(entry, 4).is_some_and(|id| id < vcpus),
         // The others' pins are nobody's. Devices behind them have messages (MSI).
         [kind::IO_APIC, ..] => u32_at(entry, 8) == Some(0),
+        // Too short for an id.
+        [kind::LOCAL_APIC, ..] => false,
         _ => true,
     }
 }

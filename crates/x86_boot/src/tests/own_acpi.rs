@@ -101,3 +101,14 @@ fn damaged_tables_of_firmware_cost_only_what_is_damaged() {
         assert!(entries(&garbage, random.usize(..20)).count() <= 50);
     }
 }
+
+#[test]
+fn entry_without_a_length_or_an_id_is_left_out() {
+    let copied = |entries: &[&[u8]]| {
+        let placed = place(&machine(&madt(entries), 2, Role::Guest), AT);
+        Vec::from(&table(&placed, named(&placed)[2])[44..])
+    };
+    assert_eq!(copied(&[&local_apic(1), &[4, 0], &local_apic(0)]), local_apic(1));
+    assert_eq!(copied(&[&local_apic(1), &[4, 1], &local_apic(0)]), local_apic(1));
+    assert_eq!(copied(&[&[0, 3, 7], &local_apic(0)]), local_apic(0));
+}
