@@ -9,6 +9,7 @@
 //!   parent itself, and [`cloud_disk`] a disk for guests of that one. Both let [`mmdebstrap`] install packages.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
+//! * [`sbom`] tells what the programs consist of.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
@@ -33,6 +34,7 @@ mod package;
 mod package_test;
 mod parent;
 mod parent_tests;
+mod sbom;
 mod userland;
 mod vms_soak;
 mod workloads;
@@ -59,7 +61,8 @@ cargo xtask COMMAND
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
   package        build, then make a Debian package: target/dunlin_VERSION_amd64.deb
-  package-test   the same, then install, start and remove it on a Debian 12 in QEMU (`package-test --help`)
+  sbom           write what hypervisor and tool consist of: target/dunlin/dunlin.cdx.json (CycloneDX)
+  package-test   as `package`, then install, start and remove it on a Debian 12 in QEMU (`package-test --help`)
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   vms-soak       build, then create, start and destroy VMs 1000 times beside two at work (`vms-soak --help`)
@@ -107,6 +110,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "bench" => bench(&places, rest)?,
         "bochs" => return bochs::command(&places, rest),
         "package" => println!("{}", package::build(&places)?.display()),
+        "sbom" => println!("{}", sbom::write(&places)?.display()),
         "package-test" => return package_test::command(&places, rest),
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),

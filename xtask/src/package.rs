@@ -8,6 +8,7 @@
 //! /etc/grub.d/21_dunlin               writes the entries   (packaging/21_dunlin)
 //! /etc/default/grub.d/dunlin.cfg      their options        (packaging/dunlin.cfg)
 //! /usr/lib/udev/rules.d/60-dunlin.rules  who may use /dev/mshv in the parent (packaging/60-dunlin.rules)
+//! /usr/share/doc/dunlin/dunlin.cdx.json  what hypervisor and tool consist of
 //! /usr/share/man, /usr/share/doc, completions for bash, zsh and fish
 //! ```
 //!
@@ -24,6 +25,7 @@ use anyhow::{Context, Result, bail};
 use flate2::{Compression, GzBuilder};
 
 use crate::artifacts::{self, Places, output, run};
+use crate::sbom;
 use crate::workloads::STATIC_LINUX;
 
 /// Builds the package, and returns its path.
@@ -108,6 +110,8 @@ fn documents(places: &Places, tree: &Tree, version: &str) -> Result<()> {
         let file = name.rsplit('/').next().unwrap_or(name);
         tree.compressed(&format!("usr/share/doc/dunlin/{file}"), &text(name)?)?;
     }
+    // As it is, because scanners look for the end of its name.
+    tree.file("usr/share/doc/dunlin/dunlin.cdx.json", &read(&sbom::write(places)?)?)?;
     tree.file("usr/share/lintian/overrides/dunlin", &text("packaging/debian/lintian-overrides")?)
 }
 
