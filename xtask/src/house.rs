@@ -28,7 +28,7 @@ struct Check {
 const CHECKS: [Check; 14] = [
     Check {
         name: "unsafe-in-arch",
-        why: "what can break memory safety is read in few places: folders called arch, and one file in each guest program",
+        why: "what can break memory safety is read in few places: folders called arch, and single files of some programs",
         find: unsafe_in_arch,
     },
     Check {
@@ -48,7 +48,7 @@ const CHECKS: [Check; 14] = [
     },
     Check {
         name: "std-on-host-only",
-        why: "only programs for a host or for Linux guests, hw_model, interleave and tests have an operating system below them",
+        why: "only programs for a host or for Linux guests, fuzz, hw_model, interleave and tests have an operating system below them",
         find: std_on_host_only,
     },
     Check {
@@ -107,6 +107,8 @@ const MODEL: &str = "hw_model";
 const SIMULATION: &str = "interleave";
 /// Programs with std; nothing imports them.
 const STD_PROGRAMS: [&str; 7] = ["cli", "xtask", "guest_move", "mshv_check", "system_tests", "workloads", "x86_oracle"];
+/// Makes fuzz targets of tests: it has std, and is a dev-dependency only.
+const FUZZER: &str = "fuzz";
 const BAD_MODULE_NAMES: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
 /// The repository's text files, by path from its root.
@@ -221,7 +223,8 @@ fn below(path: &str, directories: &[&str]) -> bool {
 
 fn unsafe_in_arch(tree: &Tree) -> Vec<Broken> {
     let folders = ["hypervisor/src/arch", "guest/src/arch", "x86_oracle/src/arch"];
-    let files = ["guest_move/src/system.rs", "mshv_check/src/system.rs", "workloads/src/memory.rs"];
+    let files =
+        ["fuzz/src/libfuzzer.rs", "guest_move/src/system.rs", "mshv_check/src/system.rs", "workloads/src/memory.rs"];
     let listed = |path: &str| below(path, &folders) || files.contains(&path);
     let elsewhere = tree.rust().filter(|(path, _)| !listed(path));
     let mut found = Vec::new();
@@ -340,7 +343,7 @@ fn arrows(tree: &Tree) -> Vec<Broken> {
             continue;
         };
         let directory = path.trim_end_matches("/Cargo.toml");
-        // A program that drives a crate from outside, such as its fuzz targets, is in the crate's folder.
+        // A program that drives a crate from outside may be in the crate's folder.
         let user = directory.strip_prefix("crates/").filter(|user| !user.contains('/'));
         for (dependency, dev, optional) in dependencies(&manifest) {
             let Some(used) = our_folder(tree, &dependency) else { continue };
@@ -361,6 +364,9 @@ fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool, optional: bool) ->
     }
     if used == MODEL {
         return (!dev).then(|| format!("{MODEL} is for tests: a dev-dependency"));
+    }
+    if used == FUZZER {
+        return (!dev).then(|| format!("{FUZZER} is for tests: a dev-dependency"));
     }
     if used == SIMULATION {
         return (!dev && !optional).then(|| format!("{SIMULATION} is for tests: a dev-dependency, or an optional one"));
@@ -396,6 +402,7 @@ fn dependencies(manifest: &toml::Table) -> Vec<(String, bool, bool)> {
 /// Does this file run with an operating system below it?
 fn on_host(path: &str) -> bool {
     below(path, &STD_PROGRAMS)
+        || below(path, &[FUZZER])
         || below(path, &["crates/hw_model", "crates/interleave", "hypervisor/src/arch/fake"])
         || path.split('/').any(|part| ["tests", "benches", "tests.rs", "build.rs"].contains(&part))
 }

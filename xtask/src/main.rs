@@ -11,6 +11,7 @@
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
 //! * [`sbom`] tells what the programs consist of.
 //! * [`vms_soak`] lets VMs come and go for long.
+//! * [`fuzz_targets`] lets libFuzzer try the doors.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
 //! * [`house`] checks the house rules, and [`deny`] the crates of third parties.
@@ -24,6 +25,7 @@ mod debian;
 mod deny;
 mod emulators;
 mod fuzz;
+mod fuzz_targets;
 mod house;
 mod image_matrix;
 mod initrd;
@@ -66,6 +68,7 @@ cargo xtask COMMAND
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   vms-soak       build, then create, start and destroy VMs 1000 times beside two at work (`vms-soak --help`)
+  fuzz [TARGET..] let libFuzzer try the doors, a minute each, and tell coverage (`fuzz --help`)
   fuzz-calls     make ten million calls of a parent VM on the fake machine (`fuzz-calls --help`)
   fuzz-invalidations
                  take pages away from a running child ten million times there (`fuzz-invalidations --help`)
@@ -115,6 +118,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),
         "vms-soak" => return vms_soak::command(&places, rest),
+        "fuzz" => return fuzz_targets::command(&places, rest),
         "fuzz-calls" => return fuzz::command(&places, &fuzz::CALLS, rest),
         "fuzz-invalidations" => return fuzz::command(&places, &fuzz::INVALIDATIONS, rest),
         "test" => return ci::run(&places, rest),

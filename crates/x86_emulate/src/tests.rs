@@ -8,6 +8,7 @@ mod decode;
 mod differential;
 mod execute;
 mod fetch;
+mod fuzzed;
 mod hostile;
 mod operands;
 mod ports;
@@ -22,7 +23,6 @@ mod tables;
 mod walk;
 mod walks;
 
-// The files shared with `fuzz/` use these names.
 use crate as x86_emulate;
 use std::vec::Vec;
 

@@ -8,6 +8,7 @@ mod control;
 mod devices;
 mod dirty;
 mod end;
+mod firmware;
 mod lent;
 mod life;
 pub(crate) mod mistakes;

@@ -102,7 +102,8 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
         ("cli/Cargo.toml", "[dependencies]\nabi.workspace = true"),
         ("crates/vcpu_layout/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true"),
         ("crates/vcpu_layout_derive/Cargo.toml", ""),
-        ("crates/x86_emulate/Cargo.toml", ""),
+        ("crates/x86_emulate/Cargo.toml", "[dev-dependencies]\nfuzz.workspace = true"),
+        ("fuzz/Cargo.toml", "[dev-dependencies]\nabi.workspace = true"),
         ("crates/emulator/Cargo.toml", "[dependencies]\nx86_emulate.workspace = true"),
     ];
     assert_eq!(places(arrows, &good), NOWHERE);
@@ -131,6 +132,7 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     assert_eq!(with("crates/abi/Cargo.toml", "[dependencies]\nsched.workspace = true"), ["crates/abi/Cargo.toml:2"]);
     // The model in a product, and a program as a library.
     assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\nhw_model.workspace = true").len(), 1);
+    assert_eq!(with("crates/x86_emulate/Cargo.toml", "[dependencies]\nfuzz.workspace = true").len(), 1);
     // A simulation where it is not allowed.
     assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\ninterleave.workspace = true").len(), 1);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dev-dependencies]\ndunlin-cli = {}").len(), 1);

@@ -1,6 +1,6 @@
 //! Properties of a decoded instruction, for any bytes: above all, another decoder, `iced-x86`, agrees.
 //!
-//! Used by the tests here and by the fuzzer.
+//! Used with pseudorandom numbers, and with the bytes of a fuzzer (`fuzzed.rs`).
 
 use super::random::Source;
 use super::x86_emulate::{Base, DecodeError, Form, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment, decode};

@@ -1,4 +1,4 @@
-//! Numbers that steer a test: pseudorandom ones here, the fuzzer's bytes in `fuzz/`.
+//! Numbers that steer a test: pseudorandom ones here, the fuzzer's bytes in `fuzzed.rs`.
 
 use fastrand::Rng;
 

@@ -1,6 +1,6 @@
 //! Rules of every emulation, checked on arbitrary machines: states, tables, code, and causes of the exit.
 //!
-//! Used by the tests here and by the fuzzer.
+//! Used with pseudorandom numbers, and with the bytes of a fuzzer (`fuzzed.rs`).
 
 use super::random::Source;
 use super::std::vec::Vec;

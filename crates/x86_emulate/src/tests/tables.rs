@@ -1,6 +1,6 @@
 //! Arbitrary page tables that change all the time: a cached walk must give the result of a fresh one.
 //!
-//! Used by the tests here and by the fuzzer.
+//! Used with pseudorandom numbers, and with the bytes of a fuzzer (`fuzzed.rs`).
 
 use fastrand::Rng;
 

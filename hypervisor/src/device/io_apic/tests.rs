@@ -195,37 +195,56 @@ fn pin_that_does_not_exist_is_ignored() {
 }
 
 /// An asserted, unmasked level line is either on its way (remote IRR) or has just been sent: it is never lost, whatever
-/// the guest writes.
-#[test]
-fn asserted_level_is_never_forgotten() {
-    let mut generator = fastrand::Rng::with_seed(1);
-    let mut random = move || generator.u32(..);
+/// the guest writes. And only an unmasked pin sends.
+fn any_accesses(mut random: fuzz::Decisions, steps: usize) {
     let mut io_apic = IoApic::new(0);
     let mut asserted = [false; PINS];
-    for _ in 0..50_000 {
-        let pin = random() as usize % PINS;
-        match random() % 5 {
+    for _ in 0..steps {
+        if random.are_over() {
+            return;
+        }
+        let pin = random.usize(..PINS);
+        match random.u8(..5) {
             0 => {
-                asserted[pin] = random() % 2 == 0;
-                io_apic.set_line(pin, asserted[pin]);
+                asserted[pin] = random.bool();
+                let is_masked = read(&mut io_apic, low(pin)) & MASK != 0;
+                let sent = io_apic.set_line(pin, asserted[pin]);
+                assert!(sent.is_none() || asserted[pin] && !is_masked, "pin {pin}: {sent:?}");
             }
             1 => {
-                io_apic.write(if random() % 2 == 0 { 0 } else { random().to_le_bytes()[0].into() }, random());
+                io_apic.write(if random.bool() { 0 } else { random.u8(..).into() }, random.u32(..));
             }
             2 => {
-                write(&mut io_apic, low(pin), (0x30 + random() % 8) | if random() % 4 == 0 { random() } else { LEVEL });
+                let vector = 0x30 + random.u32(..8);
+                write(&mut io_apic, low(pin), vector | if random.u8(..4) == 0 { random.u32(..) } else { LEVEL });
             }
-            3 => drop(io_apic.end_of_interrupt(0x30 + random().to_le_bytes()[0] % 8)),
+            3 => {
+                let vector = 0x30 + random.u8(..8);
+                for sent in io_apic.end_of_interrupt(vector) {
+                    assert_eq!((sent.vector, sent.level), (vector, true), "what ended comes again");
+                }
+            }
             _ => {
-                write(&mut io_apic, random() & 0xff, random());
+                write(&mut io_apic, random.u32(..0x100), random.u32(..));
             }
         }
         for (pin, asserted) in asserted.iter().enumerate() {
             let entry = read(&mut io_apic, low(pin));
+            assert_eq!(io_apic.is_asserted(pin), *asserted);
             let is_fixed_level = entry & LEVEL != 0 && entry >> 8 & 7 < 2;
             if *asserted && is_fixed_level && entry & MASK == 0 {
                 assert_ne!(entry & REMOTE_IRR, 0, "pin {pin}");
             }
         }
     }
+}
+
+#[test]
+fn asserted_level_is_never_forgotten() {
+    any_accesses(fuzz::Decisions::of_seed(1), 50_000);
+}
+
+#[test]
+fn asserted_level_is_never_forgotten_after_any_accesses() {
+    fuzz::target("io_apic", |bytes| any_accesses(fuzz::Decisions::of_bytes(bytes), bytes.len()));
 }

@@ -1424,3 +1424,74 @@ fn pin_does_what_its_entry_says() {
     assert_eq!(apic.set_base_msr(DISABLED_BASE), Ok(Effect::ModeChanged));
     assert_eq!([Pin::Lint0, Pin::Lint1].map(|pin| apic.assert_pin(pin)), [Pinned::External, Pinned::Nmi]);
 }
+
+/// Any accesses, by the guest and from outside: what is pending is what the registers say.
+fn any_accesses(bytes: &[u8]) {
+    let mut input = fuzz::Input::new(bytes);
+    let mut apic = if input.byte() & 1 == 0 { xapic() } else { x2apic() };
+    let mut now = 0_u64;
+    while !input.is_empty() {
+        let operation = input.byte() % 20;
+        let byte = input.byte();
+        match operation {
+            0..2 => _ = apic.read_msr(BASE + u32::from(byte), || now),
+            2..5 => _ = apic.write_msr(BASE + u32::from(byte), input.u32().into(), now),
+            5 => _ = apic.write_msr(BASE + u32::from(byte), input.u64(), now),
+            6 => _ = apic.read_mmio(u16::from(byte) << 4 | u16::from(input.byte() & 15), || now),
+            7..9 => _ = apic.write_mmio(u16::from(byte) << 4, input.u32(), now),
+            9 => apic.accept(byte, input.byte() & 1 != 0),
+            10 => apic.accept_words(&[input.u64(), input.u64(), u64::from(byte), input.u64()]),
+            11..14 => {
+                if let Some(vector) = apic.pending() {
+                    apic.deliver(vector);
+                    if byte == 0xff {
+                        apic.retract(vector);
+                    }
+                }
+            }
+            14 => _ = apic.end_of_interrupt(),
+            15 => apic.set_cr8(byte & 15),
+            16 => {
+                now += u64::from(input.u32()) >> (byte & 31);
+                let _ = apic.expire(now);
+            }
+            17 => {
+                let base = [DISABLED_BASE, XAPIC_BASE, X2APIC_BASE, input.u64()][usize::from(byte & 3)];
+                let _ = apic.set_base_msr(base);
+            }
+            18 => match byte & 3 {
+                0 => _ = apic.set_tsc_deadline(input.u64(), now),
+                1 => apic.init(),
+                2 => _ = apic.assert_pin(if byte & 4 == 0 { Pin::Lint0 } else { Pin::Lint1 }),
+                _ => apic.set_auto_eoi([byte | 16, byte ^ 0x80 | 16].into_iter()),
+            },
+            _ => {
+                let state = hyperv_defs::page::LocalApicState::from_bytes(&input.array::<176>());
+                apic.set_state(&state.expect("it is long enough"), now);
+            }
+        }
+        is_as_it_shows(&mut apic, now);
+    }
+}
+
+/// The sets that the APIC keeps for speed agree with its registers.
+fn is_as_it_shows(apic: &mut LocalApic, now: u64) {
+    let state = apic.state(now);
+    let highest = |set: &[hyperv_defs::wire::U32; 8]| {
+        (0..=255_u8).rev().find(|vector| set[usize::from(vector / 32)].get() >> (vector % 32) & 1 != 0)
+    };
+    let is_on = apic.mode() != Mode::Disabled && state.spurious.get() >> 8 & 1 != 0;
+    assert_eq!(apic.is_enabled(), is_on);
+    let requested = highest(&state.irr);
+    assert_eq!(apic.has_any_request(), requested.is_some());
+    let floor = highest(&state.isr).map_or(0, |vector| vector >> 4).max(apic.cr8());
+    assert_eq!(apic.pending(), requested.filter(|vector| is_on && vector >> 4 > floor), "{state:?}");
+    assert!(requested.is_none_or(|vector| vector >= 16) && highest(&state.isr).is_none_or(|vector| vector >= 16));
+    let _ = apic.expire(now);
+    assert!(apic.deadline().is_none_or(|deadline| deadline > now), "a timer that is due has expired");
+}
+
+#[test]
+fn after_any_accesses_pending_is_what_the_registers_say() {
+    fuzz::target("local_apic", any_accesses);
+}

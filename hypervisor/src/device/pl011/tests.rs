@@ -314,9 +314,22 @@ fn driver_loses_and_forgets_nothing() {
 
 #[test]
 fn random_accesses_keep_the_promises_of_the_registers() {
-    let mut random = Rng::with_seed(7);
+    accesses_keep_the_promises_of_the_registers(fuzz::Decisions::of_seed(7), 100_000);
+}
+
+#[test]
+fn any_accesses_keep_the_promises_of_the_registers() {
+    fuzz::target("pl011", |bytes| {
+        accesses_keep_the_promises_of_the_registers(fuzz::Decisions::of_bytes(bytes), bytes.len());
+    });
+}
+
+fn accesses_keep_the_promises_of_the_registers(mut random: fuzz::Decisions, steps: usize) {
     let mut uart = Pl011::new();
-    for step in 0..100_000 {
+    for step in 0..steps {
+        if random.are_over() {
+            return;
+        }
         let offset = if random.u64(..8) == 0 { 0xfe0 } else { 0 } + u16::from(random.u8(..) % 0x50);
         match random.u64(..8) {
             0..4 => {

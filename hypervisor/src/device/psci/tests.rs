@@ -126,3 +126,25 @@ fn services_that_do_not_exist_say_so() {
         assert_eq!(call(0x8000_0001, [number.into(), 0, 0]), Call::Answer(Answer::NOT_SUPPORTED));
     }
 }
+
+/// A call is for a vCPU that there is, and nothing but the registers that it has decides.
+#[test]
+fn any_call_is_decoded_or_unknown() {
+    fuzz::target("psci", |bytes| {
+        let mut input = fuzz::Input::new(bytes);
+        let immediate = input.u16() & u16::from(input.byte() & 1);
+        let vcpus = 1 + u32::from(input.u16()) % 512;
+        let family = input.pick(&[0x8400_0000_u64, 0xc400_0000, 0x8000_0000, 0xc000_0000, 0]);
+        let number = family | u64::from(input.u16()) & 0x7fff;
+        let x = [number, input.u64(), input.u64(), input.u64()];
+        let call = decode(immediate, &x, vcpus, Mitigations::NONE);
+        // The upper half of a 32-bit call's registers means nothing.
+        if number & 1 << 30 == 0 {
+            assert_eq!(call, decode(immediate, &x.map(|word| word | !0xffff_ffff), vcpus, Mitigations::NONE));
+        }
+        match call {
+            Call::CpuOn { vcpu, .. } | Call::AffinityInfo { vcpu, .. } => assert!(vcpu < vcpus, "{call:?}"),
+            _ => assert!(immediate == 0 || call == Call::Unknown, "{call:?}"),
+        }
+    });
+}

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use std::vec;
 use std::vec::Vec;
 
+use ::fuzz::Decisions;
 use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::partition::CreatePartitionInput;
 use hyperv_defs::wire::{U32, U64};
@@ -30,8 +31,8 @@ const CHILD_PAGES: u64 = 3 * 512;
 const CHILDREN: usize = 4;
 
 /// What a vCPU of a child does: it writes, by itself and by the hypervisor, and spins.
-fn program(random: &mut fastrand::Rng) -> Vec<Op> {
-    let op = |random: &mut fastrand::Rng| {
+fn program(random: &mut Decisions) -> Vec<Op> {
+    let op = |random: &mut Decisions| {
         let at = random.u64(..CHILD_PAGES) * PAGE_BYTES + 8 * random.u64(..500);
         match random.u8(..6) {
             0 => Op::WriteByHost(at, random.u64(..)),
@@ -47,7 +48,7 @@ fn program(random: &mut fastrand::Rng) -> Vec<Op> {
 struct Fuzz<'a> {
     family: Family<'a>,
     ids: Vec<u64>,
-    random: fastrand::Rng,
+    random: Decisions,
     /// Answers with success, of all calls, of those that make a child, and of those that change a child's memory.
     done: u64,
     born: u64,
@@ -232,12 +233,16 @@ impl Progress {
     }
 }
 
-fn fuzz(simulation: &Simulation, calls: u64, seed: u64) {
+/// Makes calls while there are decisions, and ends all children. Returns what was done, in words.
+fn fuzz(simulation: &Simulation, calls: u64, random: Decisions) -> String {
     let mut progress = Progress::begin();
     let family = Family::new(simulation, vec![vec![]]);
     let ids = vec![family.id];
-    let mut fuzz = Fuzz { family, ids, random: fastrand::Rng::with_seed(seed), done: 0, born: 0, mapped: 0 };
+    let mut fuzz = Fuzz { family, ids, random, done: 0, born: 0, mapped: 0 };
     for number in 0..calls {
+        if fuzz.random.are_over() {
+            break;
+        }
         fuzz.step();
         if number % 1024 == 0 {
             progress.tell(|| format!("{number} of {calls} calls, {} with success", fuzz.done));
@@ -251,19 +256,35 @@ fn fuzz(simulation: &Simulation, calls: u64, seed: u64) {
         let _there = family.word(page, 0);
     }
     family.turn_off();
-    println!(
-        "{calls} calls from seed {seed:#x}, {} s: {done} with success, {born} children came, {mapped} calls changed \
-         their memory; all pages came back",
+    format!(
+        "{} s: {done} with success, {born} children came, {mapped} calls changed their memory; all pages came back",
         progress.seconds()
-    );
+    )
+}
+
+fn fuzz_from(seed: u64, calls: u64) {
+    let _no_mistakes = beside_others();
+    run(2, move |simulation| {
+        let done = fuzz(simulation, calls, Decisions::of_seed(seed));
+        println!("{calls} calls from seed {seed:#x}, {done}");
+    });
 }
 
 const SEED: u64 = 0x5eed_0005;
 
 #[test]
 fn any_calls_of_a_parent_are_answered_and_all_pages_come_back() {
-    let _no_mistakes = beside_others();
-    run(2, |simulation| fuzz(simulation, 30_000, SEED));
+    fuzz_from(SEED, 30_000);
+}
+
+/// The fuzzer decides about the calls. Its findings need not come again, because the children run on other threads.
+#[test]
+fn calls_that_a_fuzzer_makes_are_answered_and_all_pages_come_back() {
+    ::fuzz::slow_target("parent_calls", |bytes| {
+        let _no_mistakes = beside_others();
+        let decisions = Decisions::of_bytes(bytes);
+        run(1, |simulation| drop(fuzz(simulation, u64::MAX, decisions)));
+    });
 }
 
 /// What the environment asks for.
@@ -276,6 +297,5 @@ pub(super) fn chosen(name: &str, usual: u64) -> u64 {
 #[ignore = "takes minutes: `cargo xtask fuzz-calls`"]
 fn ten_million_calls_of_a_parent_are_answered_and_all_pages_come_back() {
     let (calls, seed) = (chosen("FUZZ_CALLS", 10_000_000), chosen("FUZZ_SEED", SEED));
-    let _no_mistakes = beside_others();
-    run(2, move |simulation| fuzz(simulation, calls, seed));
+    fuzz_from(seed, calls);
 }

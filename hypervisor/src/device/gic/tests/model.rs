@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
-use fastrand::Rng;
+use fuzz::Decisions;
 
 use super::machine::{Machine, TIMER};
 use crate::device::gic::Width;
@@ -16,7 +16,7 @@ const EDGE_PPI: u32 = 21;
 /// The first half of each is level-triggered.
 const SPIS: [u32; 8] = [32, 33, 34, 63, 64, 65, 100, 255];
 
-fn of<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
+fn of<T: Copy>(random: &mut Decisions, choices: &[T]) -> T {
     choices[random.usize(..choices.len())]
 }
 
@@ -75,7 +75,7 @@ fn key(vcpu: u32, intid: u32) -> Key {
 }
 
 struct World {
-    random: Rng,
+    random: Decisions,
     machine: Machine,
     model: Model,
     /// First half of the end done: to be deactivated, in any order.
@@ -85,9 +85,9 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, lists: usize, splits_end: bool) -> Self {
+    fn new(random: Decisions, lists: usize, splits_end: bool) -> Self {
         let mut world = Self {
-            random: Rng::with_seed(seed),
+            random,
             machine: Machine::running(VCPUS, lists),
             model: Model(BTreeMap::new()),
             half_ended: Vec::new(),
@@ -277,7 +277,7 @@ fn promptly_told_vcpus_see_what_the_manual_says() {
     let mut acknowledged = 0;
     for seed in 1..=24 {
         let lists = [2, 3, 4, 16][usize::try_from(seed % 4).expect("below four")];
-        let mut world = World::new(seed, lists, seed % 3 == 0);
+        let mut world = World::new(Decisions::of_seed(seed), lists, seed % 3 == 0);
         for step in 0..10_000 {
             world.step();
             world.machine.settle_told();
@@ -289,6 +289,21 @@ fn promptly_told_vcpus_see_what_the_manual_says() {
         acknowledged += world.acknowledged;
     }
     assert!(acknowledged > 20_000, "the test did something: {acknowledged}");
+}
+
+/// The fuzzer decides what happens next.
+#[test]
+fn whatever_happens_vcpus_see_what_the_manual_says() {
+    fuzz::target("gic", |bytes| {
+        let mut random = Decisions::of_bytes(bytes);
+        let (lists, splits_end) = ([2, 3, 4, 16][random.usize(..4)], random.bool());
+        let mut world = World::new(random, lists, splits_end);
+        while !world.random.are_over() {
+            world.step();
+            world.machine.settle_told();
+        }
+        world.compare_registers();
+    });
 }
 
 /// Edges of one interrupt.
@@ -320,7 +335,7 @@ fn late_vcpus_lose_no_edge_and_make_up_none() {
     let mut delivered = 0;
     for seed in 1..=12 {
         let lists = 2 + usize::from(seed % 2 == 0) * 2;
-        let mut world = World::new(seed, lists, false);
+        let mut world = World::new(Decisions::of_seed(seed), lists, false);
         let edge_spis: Vec<u32> = SPIS.into_iter().skip(1).step_by(2).collect();
         let mut edges: BTreeMap<Key, Edges> = BTreeMap::new();
         for _ in 0..10_000 {
