@@ -70,7 +70,7 @@ pub(crate) const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
 /// The target of the hypervisor and of the measuring guest.
 pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";
 /// The profile of both, see Cargo.toml.
-const IMAGE_PROFILE: &str = "image";
+pub(crate) const IMAGE_PROFILE: &str = "image";
 /// The packages built for these two, with the name under which the program is left in `target/dunlin`.
 pub(crate) const BARE_METAL_PROGRAMS: [(&str, &str); 2] =
     [("dunlin-hypervisor", "hypervisor"), ("dunlin-guest", "guest")];
@@ -125,11 +125,19 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
 /// Builds and fetches the wanted files for AArch64. Fast if all exist.
 pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
-    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", AARCH64_BARE_METAL]);
-    for (package, _) in BARE_METAL_PROGRAMS {
-        bare_metal.args(["--package", package]);
+    build_bare_metal_aarch64(places)?;
+    debian::kernel(places, Arch::Aarch64, Suite::Machines, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
+    if wanted == Wanted::Everything {
+        debian::kernel(places, Arch::Aarch64, Suite::Newest, "linux-image-cloud-arm64", "vmlinuz-newest")?;
+        debian::firmware(places)?;
+        debian::grub(places)?;
     }
-    run(&mut bare_metal)?;
+    initrd::build(places, Arch::Aarch64)
+}
+
+/// Builds the hypervisor and the measuring guest for AArch64.
+pub(crate) fn build_bare_metal_aarch64(places: &Places) -> Result<()> {
+    run(&mut image_build(places, AARCH64_BARE_METAL, &BARE_METAL_PROGRAMS.map(|(package, _)| package))?)?;
     let assets = places.assets_of(Arch::Aarch64);
     std::fs::create_dir_all(&assets)?;
     for (package, name) in BARE_METAL_PROGRAMS {
@@ -139,13 +147,7 @@ pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
             flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
         std::fs::write(assets.join(name), image)?;
     }
-    debian::kernel(places, Arch::Aarch64, Suite::Machines, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
-    if wanted == Wanted::Everything {
-        debian::kernel(places, Arch::Aarch64, Suite::Newest, "linux-image-cloud-arm64", "vmlinuz-newest")?;
-        debian::firmware(places)?;
-        debian::grub(places)?;
-    }
-    initrd::build(places, Arch::Aarch64)
+    Ok(())
 }
 
 /// The loaded bytes of an ELF in one run: the format of an Image for boot loaders.
@@ -186,16 +188,50 @@ pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
 
 /// Builds the hypervisor and the measuring guest.
 pub(crate) fn build_bare_metal(places: &Places) -> Result<()> {
-    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", BARE_METAL]);
-    for (package, _) in BARE_METAL_PROGRAMS {
-        bare_metal.args(["--package", package]);
-    }
-    run(&mut bare_metal)?;
+    run(&mut image_build(places, BARE_METAL, &BARE_METAL_PROGRAMS.map(|(package, _)| package))?)?;
     std::fs::create_dir_all(places.assets())?;
     for (package, name) in BARE_METAL_PROGRAMS {
         place_program(places, package, name)?;
     }
     Ok(())
+}
+
+/// The command that builds programs as they are released: the same bytes, wherever repository and crates are.
+pub(crate) fn image_build(places: &Places, target: &str, packages: &[&str]) -> Result<Command> {
+    let mut command = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", target]);
+    command.args(without_folders(places, target)?);
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    Ok(command)
+}
+
+/// Arguments of cargo by which a program for `target` contains no folder of this machine. Panics and data for debuggers
+/// name source files: those of the repository as `/dunlin/..`, and those of crates as `/cargo/registry/..`.
+/// (Cargo's `trim-paths` will do the same, and is not stable yet.)
+pub(crate) fn without_folders(places: &Places, target: &str) -> Result<[String; 2]> {
+    without_these(target, &places.root, &cargo_home()?)
+}
+
+/// Where cargo keeps crates.
+pub(crate) fn cargo_home() -> Result<PathBuf> {
+    match env::var_os("CARGO_HOME") {
+        Some(home) => Ok(PathBuf::from(home)),
+        None => {
+            Ok(env::home_dir().context("neither CARGO_HOME nor HOME says where cargo keeps crates")?.join(".cargo"))
+        }
+    }
+}
+
+/// The same, for a cargo that keeps its crates in `home`.
+pub(crate) fn without_these(target: &str, root: &Path, home: &Path) -> Result<[String; 2]> {
+    let mut flags = Vec::new();
+    for (from, to) in [(root, "/dunlin"), (home, "/cargo")] {
+        let from = from.to_str().with_context(|| format!("{} is not UTF-8", from.display()))?;
+        flags.push(toml::Value::String(format!("--remap-path-prefix={from}={to}")));
+    }
+    // Cargo joins them to those of .cargo/config.toml. The environment's would replace those.
+    Ok(["--config".to_string(), format!("target.{target}.rustflags={}", toml::Value::Array(flags))])
 }
 
 /// Copies the program of `package` to `target/dunlin/name`.

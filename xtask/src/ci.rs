@@ -18,6 +18,7 @@ use crate::bochs;
 use crate::deny;
 use crate::house;
 use crate::other_qemu;
+use crate::reproducible;
 
 struct Step {
     name: &'static str,
@@ -38,7 +39,7 @@ struct Beside {
     action: fn(&Places) -> Result<()>,
 }
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt, beside: None },
     Step {
         name: "house",
@@ -111,6 +112,14 @@ const STEPS: [Step; 13] = [
         needs: None,
         wants: &[],
         action: build,
+        beside: None,
+    },
+    Step {
+        name: "reproducible",
+        what: "a second build in other folders is the same hypervisor",
+        needs: Some("build"),
+        wants: &[],
+        action: reproducible::check,
         beside: None,
     },
     Step {

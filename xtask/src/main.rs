@@ -14,6 +14,7 @@
 //! * [`fuzz_targets`] lets libFuzzer try the doors.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
+//! * [`reproducible`] builds the hypervisor twice.
 //! * [`house`] checks the house rules, and [`deny`] the crates of third parties.
 
 mod archive;
@@ -36,6 +37,7 @@ mod package;
 mod package_test;
 mod parent;
 mod parent_tests;
+mod reproducible;
 mod sbom;
 mod userland;
 mod vms_soak;

@@ -32,7 +32,8 @@ use crate::workloads::STATIC_LINUX;
 pub(crate) fn build(places: &Places) -> Result<PathBuf> {
     run(Command::new(places.root.join("xtask/setup.sh")).arg("package"))?;
     artifacts::build_bare_metal(places)?;
-    run(&mut places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", "dunlin-cli"]))?;
+    let mut tool = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", "dunlin-cli"]);
+    run(tool.args(artifacts::without_folders(places, STATIC_LINUX)?))?;
 
     let folder = places.target.join("package");
     let tree = Tree { root: folder.join("root") };
