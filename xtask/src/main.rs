@@ -9,11 +9,11 @@
 //!   parent itself, and [`cloud_disk`] a disk for guests of that one. Both let [`mmdebstrap`] install packages.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
-//! * [`sbom`] tells what the programs consist of.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz_targets`] lets libFuzzer try the doors.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
+//! * [`sbom`] tells what the programs consist of, and [`release`] makes what others get.
 //! * [`reproducible`] builds the hypervisor twice.
 //! * [`house`] checks the house rules, and [`deny`] the crates of third parties.
 
@@ -37,6 +37,7 @@ mod package;
 mod package_test;
 mod parent;
 mod parent_tests;
+mod release;
 mod reproducible;
 mod sbom;
 mod userland;
@@ -66,6 +67,7 @@ cargo xtask COMMAND
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
   package        build, then make a Debian package: target/dunlin_VERSION_amd64.deb
   sbom           write what hypervisor and tool consist of: target/dunlin/dunlin.cdx.json (CycloneDX)
+  release        build all that others get, with sums and their signature (`release --help`)
   package-test   as `package`, then install, start and remove it on a Debian 12 in QEMU (`package-test --help`)
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
@@ -116,6 +118,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "bochs" => return bochs::command(&places, rest),
         "package" => println!("{}", package::build(&places)?.display()),
         "sbom" => println!("{}", sbom::write(&places)?.display()),
+        "release" => return release::command(&places, rest),
         "package-test" => return package_test::command(&places, rest),
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),
