@@ -36,6 +36,7 @@
 //! All interrupts are in group 1, which kernels use. Group 0 does not exist: its enables are zero and cannot be set.
 
 mod distributor;
+mod forwarded;
 mod list_register;
 mod order;
 mod posted;
@@ -47,6 +48,7 @@ mod tests;
 mod vcpu;
 
 pub use distributor::Distributor;
+pub use forwarded::Order;
 pub use posted::Posted;
 pub use registers::{Width, frame};
 pub use sgi::Sgi;

@@ -12,6 +12,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::forwarded::{Forwarded, Order};
 use super::list_register::{End, ListRegister, State};
 use super::private::{assign, gather, read_bytes, spread, write_bytes};
 use super::registers::{self, Register, Width, ctlr, gicd};
@@ -55,6 +56,9 @@ pub struct Distributor {
     answered: Vec<u64>,
     /// vCPUs with undelivered news, one bit each.
     news: Vec<u64>,
+
+    /// The SPIs of the machine's devices. They are pending by the latch only.
+    forwarded: Forwarded,
 }
 
 /// A question that waits for its answer.
@@ -95,15 +99,52 @@ impl Distributor {
             asked: 0,
             answered: vec![0; vcpus as usize],
             news: vec![0; vcpus.div_ceil(64) as usize],
+            forwarded: Forwarded::none(),
         }
     }
 
-    /// The device at the SPI `intid` asserts its line, or ceases to. Other INTIDs are ignored. May make news.
+    /// Forwards the machine's SPI `intid`, which has the same number for the guest. Called before the guest runs.
+    pub fn forward(&mut self, intid: u32) {
+        if (FIRST_SPI..INTIDS).contains(&intid) {
+            let (word, bit) = split(intid);
+            self.forwarded.add(word, bit);
+        }
+    }
+
+    /// The machine's SPI `intid` has come, and is active there. Returns whether it is forwarded; the caller ends it
+    /// otherwise. May make news and orders.
+    pub fn arrived(&mut self, intid: u32) -> bool {
+        let (word, bit) = split(intid);
+        if word >= WORDS || self.forwarded.of(word) & bit == 0 {
+            return false;
+        }
+        self.latch[word] |= bit;
+        // Disabled in the meantime.
+        if self.held[word] & bit == 0 {
+            self.drop_levels(word, bit & !self.enabled[word]);
+        }
+        self.update(intid);
+        true
+    }
+
+    /// Takes the next order for the machine's interrupt controller. The caller carries it out before it gives up the
+    /// lock, so that the orders of two vCPUs do not change places.
+    pub fn next_order(&mut self) -> Option<Order> {
+        if let Some(intid) = self.forwarded.next_configured() {
+            let (word, bit) = split(intid);
+            let [enabled, edge] = [self.enabled[word], self.edge[word]].map(|set| set & bit != 0);
+            return Some(Order::Configure { intid, enabled, edge, vcpu: self.target[intid as usize] });
+        }
+        self.forwarded.next_ended().map(|intid| Order::Deactivate { intid })
+    }
+
+    /// The device at the SPI `intid` asserts its line, or ceases to. Other INTIDs are ignored, also those that are
+    /// forwarded. May make news.
     pub fn set_line(&mut self, intid: u32, asserted: bool) {
-        if !(FIRST_SPI..INTIDS).contains(&intid) {
+        let (word, bit) = split(intid);
+        if !(FIRST_SPI..INTIDS).contains(&intid) || self.forwarded.of(word) & bit != 0 {
             return;
         }
-        let (word, bit) = split(intid);
         let rises = asserted && self.line[word] & bit == 0;
         let falls = !asserted && self.line[word] & bit != 0;
         assign(&mut self.line[word], bit, asserted);
@@ -159,7 +200,9 @@ impl Distributor {
         let mine = self.target[intid as usize] == Some(vcpu);
         // A level becomes pending again only after its end, because the line may have changed by then. An interrupt
         // that is active here but routed elsewhere becomes pending there after its end.
-        let pending = self.ready(word) & bit != 0 && (!active || edge && mine);
+        let forwarded = self.forwarded.of(word) & bit != 0;
+        // With a physical interrupt a list register must not be both (IHI 0069 12.4.6).
+        let pending = self.ready(word) & bit != 0 && (!active || edge && mine && !forwarded);
         let latched = pending && self.latch[word] & bit != 0;
 
         self.active[word] &= !bit;
@@ -171,13 +214,21 @@ impl Distributor {
         assign(&mut self.held_active[word], bit, active);
         self.holder[intid as usize] = vcpu;
 
-        let end = if edge && mine { End::Silent } else { End::Exit };
+        // Pending again after its end, which must not pass unseen then.
+        let waits = active && self.ready(word) & bit != 0;
+        self.forwarded.set_linked(word, bit, !waits);
+        let end = match (forwarded, edge && mine) {
+            (true, _) if !waits => End::Physical,
+            (false, true) => End::Silent,
+            (true | false, _) => End::Exit,
+        };
         (ListRegister::new(intid, self.priority[intid as usize], end, State { pending, active }), latched)
     }
 
     /// `vcpu` gives back an interrupt that it holds, after it has done all orders.
     pub(super) fn give_back(&mut self, intid: u32, mut state: State, latched: bool) {
         let (word, bit) = split(intid);
+        let had_ended = state.is_none();
         let take = |set: &mut u32| {
             let had = *set & bit != 0;
             *set &= !bit;
@@ -200,6 +251,18 @@ impl Distributor {
         if state.pending && latched {
             self.latch[word] |= bit;
         }
+        // What the guest ended has ended in the machine, too, if they were linked.
+        if state.is_none() && !(had_ended && self.forwarded.is_linked(word, bit)) {
+            self.forwarded.ended(word, bit);
+        }
+        self.drop_levels(word, bit & !self.enabled[word]);
+    }
+
+    /// Forwarded levels that are disabled, and not held, are not pending.
+    fn drop_levels(&mut self, word: usize, disabled: u32) {
+        let dropped = disabled & self.forwarded.of(word) & !self.edge[word] & self.latch[word];
+        self.latch[word] &= !dropped;
+        self.forwarded.ended(word, dropped & !self.active[word]);
     }
 
     /// `vcpu` has chosen, and `intid`, which it gave back before, may be for another vCPU.
@@ -336,6 +399,7 @@ impl Distributor {
                 let enabled = value & !self.enabled[word];
                 let had = self.has_enabled();
                 self.enabled[word] |= value;
+                self.forwarded.configured(word, enabled);
                 self.update_all(word, enabled);
                 self.tell_of_devices(had);
             }
@@ -343,6 +407,8 @@ impl Distributor {
                 let disabled = value & self.enabled[word];
                 let had = self.has_enabled();
                 self.enabled[word] &= !value;
+                self.forwarded.configured(word, disabled);
+                self.drop_levels(word, disabled & !self.held[word]);
                 self.tell_of_devices(had);
                 self.recall[word] |= disabled & self.held[word];
                 self.update_all(word, disabled & self.held[word]);
@@ -352,6 +418,7 @@ impl Distributor {
                 self.update_all(word, value);
             }
             Some(Register::Pending { word: word @ 1..WORDS, set: false }) => {
+                self.forwarded.ended(word, value & self.latch[word] & !self.active[word]);
                 self.latch[word] &= !value;
                 self.clear_pending[word] |= value & self.held[word];
                 self.update_all(word, value & self.held[word]);
@@ -367,6 +434,7 @@ impl Distributor {
                 let edges = self.edge[word] & !(0xffff << shift) | gather(value) << shift;
                 let changed = edges ^ self.edge[word];
                 self.edge[word] = edges;
+                self.forwarded.configured(word, changed);
                 self.update_all(word, changed);
             }
             Some(_) => {}
@@ -376,6 +444,7 @@ impl Distributor {
                     if let Some(intid) = routed(offset, width) {
                         self.route[intid] = value & ROUTE_FIELDS;
                         self.target[intid] = vcpu_at((value & ROUTE_FIELDS).into(), self.vcpus);
+                        self.forwarded.configured(intid / 32, 1 << (intid % 32));
                         self.update_all(intid / 32, 1 << (intid % 32));
                     }
                 }
@@ -411,6 +480,9 @@ impl Distributor {
             // The vCPU that would have got it will end it.
             self.holder[intid] = self.target[intid].unwrap_or(vcpu);
             self.tell(self.holder[intid]);
+        }
+        if !set {
+            self.forwarded.ended(word, here & self.active[word]);
         }
         assign(&mut self.active[word], here, set);
         self.update_all(word, ones);

@@ -1,3 +1,4 @@
+mod forwarded;
 mod lists;
 mod machine;
 mod model;

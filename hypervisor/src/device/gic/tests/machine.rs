@@ -35,6 +35,8 @@ pub(super) struct Cpu {
     /// The virtual timer's condition, and the state of its physical interrupt.
     pub(super) timer: bool,
     pub(super) timer_active: bool,
+    /// SPIs that were ended with the guest's interrupt.
+    pub(super) ended_spis: Vec<u32>,
 }
 
 fn priority(list: u64) -> u8 {
@@ -79,8 +81,12 @@ impl Cpu {
         *list &= !(1 << 63);
         if *list & HW != 0 {
             assert_eq!(*list >> 32 & 0x1fff, u64::from(ended), "the physical interrupt of the same number");
-            assert!(self.timer_active, "its physical interrupt is active as long as it is");
-            self.timer_active = false;
+            if ended == TIMER {
+                assert!(self.timer_active, "its physical interrupt is active as long as it is");
+                self.timer_active = false;
+            } else {
+                self.ended_spis.push(ended);
+            }
         }
         true
     }
@@ -109,6 +115,7 @@ impl Machine {
             stack: Vec::new(),
             timer: false,
             timer_active: false,
+            ended_spis: Vec::new(),
         };
         let cpus = (0..vcpus).map(cpu).collect();
         Self { distributor: Distributor::new(vcpus), cpus, visits: 0, maintenance: 0 }
