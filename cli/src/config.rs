@@ -359,6 +359,11 @@ impl Config {
                 return Err(place.bad("has no meaning on aarch64").help(help));
             }
             if host.arch.value == Arch::Aarch64 {
+                if let Devices::These(_) = vm.devices.value {
+                    let help =
+                        "write devices = \"all\"; single functions need an IOMMU, and Dunlin drives none of aarch64";
+                    return Err(vm.devices.place.bad("PCI functions exist on x86_64 only").help(help));
+                }
                 let modules = [
                     matches!(vm.kernel.value, Kernel::Module(_)).then_some(&vm.kernel.place),
                     matches!(vm.initrd.value, Initrd::Module(_)).then_some(&vm.initrd.place),
@@ -420,7 +425,7 @@ impl HostConfig {
 
 impl VmConfig {
     /// Keys that choose what only a PC has.
-    const FOR_PCS: [&str; 6] = ["role", "devices", "apic", "hyperv", "flush", "decode_cache"];
+    const FOR_PCS: [&str; 5] = ["role", "apic", "hyperv", "flush", "decode_cache"];
 
     fn read(mut table: Table<'_>) -> Result<Self, Failure> {
         let directory = table.source.directory;

@@ -366,8 +366,16 @@ fn keys_that_mean_nothing_on_aarch64_are_refused_there() {
         assert!(text.starts_with(&format!("x.toml:5: key '{key}': has no meaning on aarch64")), "{text}");
     }
 
-    let mut config = parse("[[vm]]\nname = 'a'\ntags = 'generation'\nsplit = 'lazy'").expect("is good");
-    config.apply(&RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() }).expect("is good on both");
+    for line in ["tags = 'generation'\nsplit = 'lazy'", "devices = 'all'"] {
+        let mut config = parse(&format!("[[vm]]\nname = 'a'\n{line}")).expect("is good");
+        config.apply(&RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() }).expect("is good on both");
+    }
+    let mut config = parse("[[vm]]\nname = 'a'\ndevices = ['0000:00:04.0']").expect("is good");
+    let refused = config.apply(&RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() });
+    let text = refused.expect_err("needs an IOMMU").to_string();
+    assert!(
+        text.starts_with("x.toml:3: key 'devices': PCI functions exist on x86_64 only\nhelp: write devices = \"all\"")
+    );
 }
 
 #[test]

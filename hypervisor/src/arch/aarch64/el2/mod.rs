@@ -54,7 +54,7 @@ pub(crate) struct Features {
     /// The entries of one tag can be flushed alone.
     pub(crate) can_flush_one_tag: bool,
     /// Bits of a physical address.
-    pub(super) physical_bits: u32,
+    pub(in crate::arch::aarch64) physical_bits: u32,
     /// VMIDs have 16 bits, not 8.
     pub(super) wide_vmids: bool,
     /// Guests are offered keys for pointer authentication.

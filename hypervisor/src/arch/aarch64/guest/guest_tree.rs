@@ -1,16 +1,17 @@
-//! The device tree of a guest: only what a Linux kernel needs.
+//! The device tree of a guest: only what a Linux kernel needs, and the machine's devices if the guest has them.
 
 use alloc::format;
 use alloc::vec::Vec;
 
+use aarch64_boot::OwnTree;
 use abi::payload::VmConfig;
-use addr::GpaRange;
+use addr::{GpaRange, HpaRange};
 use vm_fdt::{Error, FdtWriter};
 
-use super::layout;
+use super::layout::{self, Layout};
 use crate::device::affinity::affinity;
 
-/// Phandles.
+/// Phandles, in a tree without nodes of the machine's.
 const INTERRUPT_CONTROLLER: u32 = 1;
 const CLOCK: u32 = 2;
 
@@ -22,38 +23,62 @@ const LEVEL_HIGH: u32 = 4;
 /// Rate of the serial ports' clock. It means nothing, but drivers divide by it.
 const CLOCK_HZ: u32 = 24_000_000;
 
+/// What the guest's devices are.
+pub(super) struct Machine {
+    /// Where the hypervisor's are.
+    pub(super) layout: Layout,
+    /// The tree of the machine's, if the guest has them, and what the guest must not reach.
+    pub(super) own: Option<(OwnTree<'static>, Vec<HpaRange>)>,
+}
+
 /// Writes the tree.
 ///
 /// # Errors
 /// When a string of the description cannot be part of one.
-pub(super) fn write(config: &VmConfig, initrd: Option<GpaRange>) -> Result<Vec<u8>, Error> {
+pub(super) fn write(
+    config: &VmConfig,
+    ram: &[GpaRange],
+    initrd: Option<GpaRange>,
+    machine: &Machine,
+) -> Result<Vec<u8>, Error> {
+    let Machine { layout, own } = machine;
+    let own_tree = own.as_ref().map(|(tree, _)| tree);
+    let controller = own_tree.map_or(INTERRUPT_CONTROLLER, OwnTree::controller_phandle);
+    let clock_phandle = own_tree.map_or(CLOCK, OwnTree::free_phandle);
+
     let mut tree = FdtWriter::new()?;
     let root = tree.begin_node("")?;
-    tree.property_string("compatible", "linux,dummy-virt")?;
-    tree.property_string("model", "Dunlin")?;
+    if let Some(own) = own_tree {
+        own.write_root(&mut tree)?;
+    } else {
+        tree.property_string("compatible", "linux,dummy-virt")?;
+        tree.property_string("model", "Dunlin")?;
+    }
     tree.property_u32("#address-cells", 2)?;
     tree.property_u32("#size-cells", 2)?;
-    tree.property_u32("interrupt-parent", INTERRUPT_CONTROLLER)?;
+    tree.property_u32("interrupt-parent", controller)?;
 
     let aliases = tree.begin_node("aliases")?;
-    for (number, (at, _)) in layout::SERIAL.iter().enumerate() {
+    for (number, (at, _)) in layout.serial.iter().enumerate() {
         tree.property_string(&format!("serial{number}"), &format!("/pl011@{:x}", at.0))?;
     }
     tree.end_node(aliases)?;
 
     let chosen = tree.begin_node("chosen")?;
     tree.property_string("bootargs", &config.cmdline)?;
-    tree.property_string("stdout-path", &format!("/pl011@{:x}", layout::SERIAL[0].0.0))?;
+    tree.property_string("stdout-path", &format!("/pl011@{:x}", layout.serial[0].0.0))?;
     if let Some(initrd) = initrd {
         tree.property_u64("linux,initrd-start", initrd.start.0)?;
         tree.property_u64("linux,initrd-end", initrd.end().0)?;
     }
     tree.end_node(chosen)?;
 
-    let memory = tree.begin_node(&format!("memory@{:x}", layout::RAM.0))?;
-    tree.property_string("device_type", "memory")?;
-    tree.property_array_u64("reg", &[layout::RAM.0, config.memory_bytes])?;
-    tree.end_node(memory)?;
+    for piece in ram {
+        let memory = tree.begin_node(&format!("memory@{:x}", piece.start.0))?;
+        tree.property_string("device_type", "memory")?;
+        tree.property_array_u64("reg", &[piece.start.0, piece.bytes()])?;
+        tree.end_node(memory)?;
+    }
 
     let psci = tree.begin_node("psci")?;
     tree.property_string_list("compatible", ["arm,psci-1.0", "arm,psci-0.2"].map(Into::into).to_vec())?;
@@ -81,31 +106,37 @@ pub(super) fn write(config: &VmConfig, initrd: Option<GpaRange>) -> Result<Vec<u
     tree.property_null("always-on")?;
     tree.end_node(timer)?;
 
-    let gic = tree.begin_node(&format!("interrupt-controller@{:x}", layout::DISTRIBUTOR.0))?;
+    let gic = tree.begin_node(&format!("interrupt-controller@{:x}", layout.distributor.0))?;
     tree.property_string("compatible", "arm,gic-v3")?;
     tree.property_u32("#interrupt-cells", 3)?;
     tree.property_null("interrupt-controller")?;
     let redistributors = u64::from(config.vcpus) * layout::REDISTRIBUTOR_BYTES;
-    let registers = [layout::DISTRIBUTOR.0, layout::DISTRIBUTOR_BYTES, layout::REDISTRIBUTORS.0, redistributors];
+    let registers = [layout.distributor.0, layout::DISTRIBUTOR_BYTES, layout.redistributors.0, redistributors];
     tree.property_array_u64("reg", &registers)?;
-    tree.property_u32("phandle", INTERRUPT_CONTROLLER)?;
+    tree.property_u32("phandle", controller)?;
+    if let Some(own) = own_tree {
+        own.write_controller(&mut tree)?;
+    }
     tree.end_node(gic)?;
 
-    let clock = tree.begin_node("clock")?;
+    let clock = tree.begin_node("serial-clock")?;
     tree.property_string("compatible", "fixed-clock")?;
     tree.property_u32("#clock-cells", 0)?;
     tree.property_u32("clock-frequency", CLOCK_HZ)?;
-    tree.property_u32("phandle", CLOCK)?;
+    tree.property_u32("phandle", clock_phandle)?;
     tree.end_node(clock)?;
 
-    for (at, interrupt) in layout::SERIAL {
+    for (at, interrupt) in layout.serial {
         let serial = tree.begin_node(&format!("pl011@{:x}", at.0))?;
         tree.property_string_list("compatible", ["arm,pl011", "arm,primecell"].map(Into::into).to_vec())?;
         tree.property_array_u64("reg", &[at.0, layout::SERIAL_BYTES])?;
         tree.property_array_u32("interrupts", &[SPI, interrupt, LEVEL_HIGH])?;
-        tree.property_array_u32("clocks", &[CLOCK, CLOCK])?;
+        tree.property_array_u32("clocks", &[clock_phandle, clock_phandle])?;
         tree.property_string_list("clock-names", ["uartclk", "apb_pclk"].map(Into::into).to_vec())?;
         tree.end_node(serial)?;
+    }
+    if let Some((own, closed)) = own {
+        own.write_devices(&mut tree, closed)?;
     }
     tree.end_node(root)?;
     tree.finish()

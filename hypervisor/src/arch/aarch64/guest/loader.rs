@@ -1,12 +1,16 @@
 //! Loads a kernel into a VM's memory, by Linux's boot protocol on this architecture
 //! (Documentation/arch/arm64/booting.rst), with a device tree that describes the machine.
 
+use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt;
 
 use aarch64_defs::image::{self, ImageError};
+use abi::payload::Devices;
 use addr::{Gpa, GpaRange};
 
-use super::{guest_tree, layout};
+use super::guest_tree::{self, Machine};
+use super::{layout, own_machine};
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -20,7 +24,7 @@ pub(crate) struct KernelEntry {
 }
 
 /// Why a kernel cannot be booted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
     /// The file is not a kernel, or does not fit.
     Image(ImageError),
@@ -28,21 +32,24 @@ pub(crate) enum Error {
     DeviceTree,
     /// More vCPUs than there is place for redistributors.
     Vcpus,
+    /// The machine's devices cannot be described for the guest.
+    Machine(String),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
+        match self {
             Self::Image(error) => error.fmt(f),
             Self::DeviceTree => {
                 write!(f, "the VM's description does not fit into a device tree (a NUL in the command line?)")
             }
             Self::Vcpus => write!(f, "a guest of this architecture has at most {} vCPUs", layout::MAX_VCPUS),
+            Self::Machine(why) => write!(f, "{why}"),
         }
     }
 }
 
-/// The ranges of a VM's memory in its physical address space: one piece.
+/// The ranges of a VM's memory in its physical address space: one piece, if it is not at the machine's addresses.
 pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
     GpaRange::new(layout::RAM, bytes).into_iter()
 }
@@ -57,11 +64,21 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
         return Err(Error::Vcpus);
     }
     let initrd = initrd.unwrap_or_default();
-    let placed = image::place(kernel, initrd.len() as u64, config.memory_bytes).map_err(Error::Image)?;
+    let ram: Vec<GpaRange> = memory.backing.regions.clone();
+    // All of it goes into one piece, and that is the first unless memory is at the machine's addresses.
+    let home = ram.iter().max_by_key(|piece| piece.bytes()).ok_or(Error::DeviceTree)?;
+    let placed = image::place(kernel, initrd.len() as u64, home.bytes()).map_err(Error::Image)?;
 
-    let place = |offset: u64| Gpa(layout::RAM.0 + offset);
+    let place = |offset: u64| Gpa(home.start.0 + offset);
     let initrd_range = GpaRange::new(place(placed.initrd), initrd.len() as u64).filter(|range| range.bytes() != 0);
-    let tree = guest_tree::write(config, initrd_range).map_err(|_| Error::DeviceTree)?;
+    let machine = match config.devices {
+        Devices::All => Machine {
+            layout: own_machine::layout(),
+            own: Some((own_machine::tree().map_err(Error::Machine)?, own_machine::closed())),
+        },
+        Devices::None | Devices::These(_) => Machine { layout: layout::VIRTUAL, own: None },
+    };
+    let tree = guest_tree::write(config, &ram, initrd_range, &machine).map_err(|_| Error::DeviceTree)?;
     if tree.len() as u64 > image::GRAIN {
         return Err(Error::DeviceTree);
     }

@@ -10,15 +10,21 @@ use abi::counters::ExitReason;
 use addr::Gpa;
 use log::debug;
 
-use super::{layout, platform};
+use super::{layout, own_machine, platform};
 use crate::device::gic::{self, Width};
 use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
 
 /// The guest accesses a device, or nothing.
 // Not inlined, so that faults on memory do not need its stack space.
 #[inline(never)]
 pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
     run.tally.exit(ExitReason::Mmio);
+    if run.vm.platform().own_machine.is_some()
+        && let Some(next) = own_machine::access(run, gpa)
+    {
+        return next;
+    }
     let arch = &mut run.owner.arch;
     let is_plain = syndrome.fault() == Fault::Translation && !syndrome.is_table_walk();
     let Some(access) = syndrome.data_access().filter(|_| is_plain) else {
@@ -64,9 +70,10 @@ fn extended(value: u64, access: DataAccess) -> u64 {
 }
 
 /// The serial port at this address, and which of its registers.
-fn serial_at(gpa: Gpa) -> Option<(Line, u16)> {
+fn serial_at(vm: &Vm, gpa: Gpa) -> Option<(Line, u16)> {
     crate::vm::LINES.into_iter().find_map(|line| {
-        let offset = gpa.0.checked_sub(layout::serial(line).0.0).filter(|&offset| offset < layout::SERIAL_BYTES)?;
+        let offset =
+            gpa.0.checked_sub(vm.platform().layout.serial(line).0.0).filter(|&offset| offset < layout::SERIAL_BYTES)?;
         Some((line, u16::try_from(offset).ok()?))
     })
 }
@@ -81,11 +88,11 @@ enum Read {
 }
 
 fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
-    if let Some((line, offset)) = serial_at(gpa) {
+    if let Some((line, offset)) = serial_at(run.vm, gpa) {
         return Read::Value(platform::read_serial(run.vm, line, offset).into());
     }
     let Some(width) = width(bytes) else { return Read::Nobody };
-    if let Some(offset) = offset_in(gpa, layout::DISTRIBUTOR, layout::DISTRIBUTOR_BYTES) {
+    if let Some(offset) = offset_in(gpa, run.vm.platform().layout.distributor, layout::DISTRIBUTOR_BYTES) {
         let gic = &mut run.owner.arch.gic;
         let found = gic.read_distributor(&mut run.vm.platform().distributor.lock(), offset, width);
         platform::deliver_news(run.vm);
@@ -103,13 +110,13 @@ fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
 
 /// Does a store; returns whether there is a device.
 fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
-    if let Some((line, offset)) = serial_at(gpa) {
+    if let Some((line, offset)) = serial_at(run.vm, gpa) {
         #[expect(clippy::cast_possible_truncation, reason = "registers have at most 32 bits")]
         platform::write_serial(run.vm, line, offset, value as u32);
         return true;
     }
     let Some(width) = width(bytes) else { return false };
-    if let Some(offset) = offset_in(gpa, layout::DISTRIBUTOR, layout::DISTRIBUTOR_BYTES) {
+    if let Some(offset) = offset_in(gpa, run.vm.platform().layout.distributor, layout::DISTRIBUTOR_BYTES) {
         let gic = &mut run.owner.arch.gic;
         gic.write_distributor(&mut run.vm.platform().distributor.lock(), offset, width, value);
         platform::deliver_news(run.vm);
@@ -125,7 +132,7 @@ fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
 
 /// The redistributor at this address: its vCPU, and the register.
 fn redistributor_at(run: &Running<'_>, gpa: Gpa) -> Option<(u32, u32)> {
-    let offset = gpa.0.checked_sub(layout::REDISTRIBUTORS.0)?;
+    let offset = gpa.0.checked_sub(run.vm.platform().layout.redistributors.0)?;
     let (number, offset) = gic::frame(offset);
     let number = u32::try_from(number).ok().filter(|&number| number < run.vm.config.vcpus)?;
     Some((number, offset))

@@ -1,6 +1,7 @@
 //! The machine that a guest sees.
 //!
-//! `sysreg`, `mmio` and `firmware` handle exits, `platform` is shared by the vCPUs.
+//! `sysreg`, `mmio` and `firmware` handle exits, `platform` is shared by the vCPUs, `own_machine` is for the VM that
+//! has the machine's devices.
 
 pub(crate) mod delivery;
 pub(crate) mod emulate;
@@ -11,5 +12,6 @@ pub(crate) mod id_registers;
 pub(crate) mod layout;
 pub(crate) mod loader;
 pub(crate) mod mmio;
+pub(crate) mod own_machine;
 pub(crate) mod platform;
 pub(crate) mod sysreg;

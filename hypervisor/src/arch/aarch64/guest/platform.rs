@@ -2,21 +2,21 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use abi::control::Line;
-use abi::payload::{PciFunction, VmConfig};
+use abi::payload::{Devices, PciFunction, VmConfig};
 use addr::{Gpa, GpaRange, Hpa};
 use partition::Features;
 use sched::Pending;
 use spin::Mutex;
 use stage2::Access;
 
-use super::layout;
+use super::layout::{self, Layout};
+use super::own_machine::{self, MachineOfVm};
+pub(crate) use super::own_machine::{take_devices, vcpus_with_devices};
 use crate::arch::GivenFunctions;
 use crate::device::gic::{Distributor, FIRST_SPI};
 pub(crate) use crate::device::pl011::Pl011 as Uart;
-use crate::frames::Frames;
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
@@ -27,23 +27,23 @@ use crate::vm::tool_port::ToolPort;
 pub(crate) struct Platform {
     /// The part of the interrupt controller that all vCPUs share.
     pub(super) distributor: Mutex<Distributor>,
+    /// Where the devices are.
+    pub(super) layout: Layout,
+    /// The machine, if the VM has its devices.
+    pub(super) own_machine: Option<MachineOfVm>,
 }
 
 impl Platform {
     /// No VM is a child here.
     pub(crate) fn new(config: &VmConfig, _: Option<&Features>, _: &Memory) -> Self {
-        Self { distributor: Mutex::new(Distributor::new(config.vcpus)) }
+        let mut distributor = Distributor::new(config.vcpus);
+        let mut layout = layout::VIRTUAL;
+        let own_machine = (config.devices == Devices::All).then(|| {
+            layout = own_machine::layout();
+            MachineOfVm::new(&layout, &mut distributor)
+        });
+        Self { distributor: Mutex::new(distributor), layout, own_machine }
     }
-}
-
-/// No VM has the machine's devices here.
-pub(crate) fn vcpus_with_devices(cpus: u32) -> u32 {
-    cpus
-}
-
-/// Says so.
-pub(crate) fn take_devices(_: u32) -> Result<Vec<Frames>, String> {
-    Err(String::from("a VM has the machine's devices on x86_64 only"))
 }
 
 /// No VM has PCI functions here.
@@ -52,7 +52,10 @@ pub(crate) enum Given {}
 
 impl GivenFunctions for Given {
     fn take(_: &[PciFunction]) -> Result<Self, String> {
-        Err(String::from("a VM has PCI functions on x86_64 only"))
+        Err(String::from(
+            "single PCI functions need an IOMMU, and Dunlin drives none of this architecture; \
+             devices = \"all\" gives a VM all of them",
+        ))
     }
 
     fn is_ready(&mut self) -> Result<bool, String> {
@@ -70,6 +73,9 @@ impl GivenFunctions for Given {
 
 /// Delivers the interrupts that a change of the distributor has made pending.
 pub(super) fn deliver_news(vm: &Vm) {
+    if vm.platform().own_machine.is_some() {
+        own_machine::carry_out(&mut vm.platform().distributor.lock());
+    }
     loop {
         let next = vm.platform().distributor.lock().next_news();
         let Some(index) = next else { return };
@@ -98,7 +104,7 @@ pub(crate) fn fault_of_child(_: &mut Running<'_>, _: Gpa, _: Access) -> Resolved
 /// Passes the level of a serial port's line to the interrupt controller.
 #[cold]
 pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
-    let (_, interrupt) = layout::serial(line);
+    let (_, interrupt) = vm.platform().layout.serial(line);
     vm.platform().distributor.lock().set_line(FIRST_SPI + interrupt, asserted);
     deliver_news(vm);
 }

@@ -97,7 +97,8 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
             platform::deliver_news(run.vm);
             true
         }
-        // Cache maintenance by set and way: caches are coherent, and the guest has no device that reads behind them.
+        // Cache maintenance by set and way: caches are coherent, and for a device that reads behind them it is no means
+        // on a machine with several processors.
         (1, 0, 7, 6 | 10 | 14, 2) => true,
         // ACTLR_EL1, CSSELR_EL1 if it traps.
         (3, 0, 1, 0, 1) => true,

@@ -366,7 +366,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
 }
 
 /// Content of the device tree.
-pub(super) fn machine() -> Option<&'static Machine> {
+pub(in crate::arch::aarch64) fn machine() -> Option<&'static Machine> {
     MACHINE.get()
 }
 

@@ -20,9 +20,11 @@ pub(super) const MAX_REDISTRIBUTOR_REGIONS: usize = 8;
 const MAX_VIRTIO: usize = 64;
 
 /// The machine.
-pub(super) struct Machine {
+pub(in crate::arch::aarch64) struct Machine {
+    /// The tree itself.
+    pub(in crate::arch::aarch64) tree: &'static [u8],
     /// RAM, and its reserved parts.
-    pub(super) memory: MemoryMap,
+    pub(in crate::arch::aarch64) memory: MemoryMap,
     /// The initrd.
     pub(super) payload: Option<HpaRange>,
     /// The hypervisor's command line.
@@ -35,11 +37,11 @@ pub(super) struct Machine {
     /// pCPUs that there are, kept or not.
     pub(super) cpus_found: usize,
     /// Registers of the first PL011.
-    pub(super) uart: Option<HpaRange>,
+    pub(in crate::arch::aarch64) uart: Option<HpaRange>,
     /// Registers of the GICv3's distributor.
-    pub(super) distributor: Option<HpaRange>,
+    pub(in crate::arch::aarch64) distributor: Option<HpaRange>,
     /// Registers of its redistributors.
-    pub(super) redistributors: [Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS],
+    pub(in crate::arch::aarch64) redistributors: [Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS],
     /// Registers of virtio transports.
     pub(super) virtio: [Option<HpaRange>; MAX_VIRTIO],
 }
@@ -81,6 +83,7 @@ pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) ->
     let tree = Fdt::new(bytes).map_err(|_| Unreadable)?;
     let root = tree.root();
     let mut machine = Machine {
+        tree: bytes,
         memory: MemoryMap::new(),
         payload: None,
         command_line: "",

@@ -1,8 +1,9 @@
 //! The host's interrupt controller: GICv3 (Arm IHI 0069).
 //!
 //! A host interrupt carries no information. Each only ends a guest's run or a pCPU's sleep; the work is in memory.
-//! [`acknowledge_all`] acknowledges, counts and deactivates them. There is one exception: the guest's own timer stays
-//! active, and the guest's end of interrupt deactivates it (EOImode 1, list registers with HW).
+//! [`acknowledge_all`] acknowledges, counts and deactivates them. There are two exceptions: the guest's own timer, and
+//! interrupts of devices that a VM has. They stay active, and the guest's end of interrupt deactivates them (EOImode 1,
+//! list registers with HW).
 
 #![expect(unsafe_code, reason = "registers of the interrupt controller and of the timer")]
 
@@ -12,7 +13,7 @@ use core::ptr::NonNull;
 use addr::{Hpa, HpaRange, Hva};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicDistributor, GicRedistributor};
-use arm_gic::{IntId, UniqueMmioPointer};
+use arm_gic::{IntId, Trigger, UniqueMmioPointer};
 use shootdown::CpuSet;
 use spin::Mutex;
 use vcpu_layout::Proof;
@@ -20,8 +21,10 @@ use vcpu_layout::Proof;
 use super::device_tree::{MAX_REDISTRIBUTOR_REGIONS, Machine};
 use super::paging::map_mmio;
 use super::power;
+use crate::arch::aarch64::guest::own_machine;
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::cpu::{self, CpuId};
+use crate::device::gic::{FIRST_SPI, Order};
 use crate::layout::OwnPages;
 use crate::{panic, trace};
 
@@ -73,14 +76,19 @@ impl fmt::Display for Unusable {
 static REDISTRIBUTORS: Mutex<[Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS]> =
     Mutex::new([None; MAX_REDISTRIBUTOR_REGIONS]);
 
+/// The distributor, once it is set up: its driver, and where its registers are mapped.
+static DISTRIBUTOR: Mutex<Option<(GicDistributor<'static>, Hva)>> = Mutex::new(None);
+
 /// Sets up the distributor, and the boot pCPU's own part.
 pub(super) fn init_boot(machine: &Machine) -> Result<(), Unusable> {
     let distributor = machine.distributor.ok_or(Unusable::None)?;
-    let registers = pointer::<Gicd>(map_mmio(distributor.start, size_of::<Gicd>() as u64));
+    let at = map_mmio(distributor.start, size_of::<Gicd>() as u64);
     // SAFETY: the distributor's registers, from the device tree, never unmapped; this is the only driver, and only this
-    // code uses it.
-    let registers = unsafe { UniqueMmioPointer::new(registers) };
-    GicDistributor::new(registers).configure_default_settings();
+    // file uses it.
+    let registers = unsafe { UniqueMmioPointer::new(pointer::<Gicd>(at)) };
+    let mut distributor = GicDistributor::new(registers);
+    distributor.configure_default_settings();
+    *DISTRIBUTOR.lock() = Some((distributor, at));
     *REDISTRIBUTORS.lock() = machine.redistributors;
     init()
 }
@@ -125,6 +133,35 @@ pub(super) fn init() -> Result<(), Unusable> {
     unsafe { write_register!("cntv_ctl_el0", 0u64) };
     isb();
     Ok(())
+}
+
+/// Does what a guest has ordered that has devices. An interrupt for a vCPU goes to the pCPU with the affinity that
+/// `affinity_of` tells.
+///
+/// A deactivation is by the distributor, because the pCPU that took the interrupt may be another one.
+pub(in crate::arch::aarch64) fn carry_out(order: Order, affinity_of: impl Fn(u32) -> u64) {
+    /// Offset of GICD_ICACTIVER.
+    const CLEAR_ACTIVE: u64 = 0x380;
+    let mut distributor = DISTRIBUTOR.lock();
+    let Some((distributor, at)) = &mut *distributor else { return };
+    match order {
+        Order::Configure { intid, enabled, edge, vcpu } => {
+            let Ok(id) = IntId::try_from(intid) else { return };
+            // A shared interrupt that the distributor does not have reads as zero, and ignores writes.
+            let trigger = if edge { Trigger::Edge } else { Trigger::Level };
+            let configured = distributor
+                .enable_interrupt(id, false)
+                .and_then(|()| distributor.set_trigger(id, trigger))
+                .and_then(|()| distributor.set_routing(id, Some(vcpu.map_or(0, affinity_of))))
+                .and_then(|()| distributor.enable_interrupt(id, enabled));
+            debug_assert!(configured.is_ok(), "all are shared interrupts");
+        }
+        Order::Deactivate { intid } => {
+            let register = (at.0 + CLEAR_ACTIVE + u64::from(intid / 32) * 4) as *mut u32;
+            // SAFETY: a register of the distributor for this shared interrupt, never unmapped. Zeros change nothing.
+            unsafe { register.write_volatile(1 << (intid % 32)) };
+        }
+    }
 }
 
 /// Registers of every pCPU at the same address: none, redistributors have addresses of their own.
@@ -230,7 +267,11 @@ pub(in crate::arch::aarch64) fn acknowledge_all() {
         unsafe { write_register!("icc_eoir1_el1", number) };
         if id == GUEST_TIMER {
             mine.arch.guest_timer_fired.set(Proof::by_place(), 1);
-        } else {
+        } else if id < FIRST_SPI || !own_machine::interrupt(id) {
+            if id >= FIRST_SPI {
+                // The VM that had its device has ended. A line that nobody releases would interrupt for ever.
+                carry_out(Order::Configure { intid: id, enabled: false, edge: false, vcpu: None }, |_| 0);
+            }
             // SAFETY: it may come again.
             unsafe { write_register!("icc_dir_el1", number) };
         }
@@ -289,7 +330,7 @@ macro_rules! list_registers {
         /// Writes a list register.
         pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
             match index {
-                // SAFETY: list registers are the guest's; their physical interrupts are the guest's timer alone.
+                // SAFETY: list registers are the guest's; their physical interrupts are its timer's and its devices'.
                 $($number => unsafe { write_register!(concat!("ich_lr", $number, "_el2"), value) },)*
                 _ => {}
             }

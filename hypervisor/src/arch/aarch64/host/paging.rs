@@ -80,7 +80,7 @@ pub(super) fn image_hpa(hva: Hva) -> Hpa {
 /// except the image and `payload`.
 pub(super) unsafe fn init(memory: &MemoryMap, image: Hpa, payload: Option<HpaRange>) {
     IMAGE_HPA.store(image.0, Ordering::Relaxed);
-    let whole = between(&raw const image_start, &raw const image_end);
+    let whole = whole_image();
     let mut root = RootTable::new(Tables, 0, El2);
     let mut add = |virt: Hva, range: HpaRange, flags| {
         map(&mut root, virt, range, flags, Constraints::NO_CONTIGUOUS_HINT);
@@ -242,6 +242,11 @@ unsafe extern "C" {
     static text_end: u8;
     static rodata_end: u8;
     static image_end: u8;
+}
+
+/// The image, where it was loaded.
+pub(in crate::arch::aarch64) fn whole_image() -> HpaRange {
+    between(&raw const image_start, &raw const image_end)
 }
 
 fn text() -> HpaRange {

@@ -27,7 +27,7 @@ pub(crate) struct ArchPerCpu {
     report_stack: Hva,
     /// Affinity: the pCPU's identity for firmware and interrupt controller.
     #[layout(frozen)]
-    pub(super) affinity: u64,
+    pub(in crate::arch::aarch64) affinity: u64,
     /// Top of the main stack.
     #[layout(frozen)]
     pub(super) stack: Hva,

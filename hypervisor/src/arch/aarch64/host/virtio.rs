@@ -4,10 +4,20 @@
 
 use core::ptr::NonNull;
 
+use addr::HpaRange;
+use spin::Once;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
 use virtio_drivers::transport::{DeviceType, Transport};
 
 use super::{boot, paging};
+
+/// Registers of the console that the hypervisor uses.
+static USED: Once<HpaRange> = Once::new();
+
+/// The console's registers, if one was found.
+pub(in crate::arch::aarch64) fn used() -> Option<&'static HpaRange> {
+    USED.get()
+}
 
 /// How a virtio console is reached.
 pub(crate) type ConsoleTransport = MmioTransport<'static>;
@@ -20,7 +30,9 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
         let header = NonNull::new(start.0 as *mut VirtIOHeader)?;
         // SAFETY: a transport's registers, from the device tree, never unmapped; only one driver uses them.
         let transport = unsafe { MmioTransport::new(header, usize::try_from(place.bytes()).ok()?) }.ok()?;
-        (transport.device_type() == DeviceType::Console).then_some((transport, place.start))
+        (transport.device_type() == DeviceType::Console).then_some((transport, *place))
     });
-    consoles.next()
+    let (transport, place) = consoles.next()?;
+    USED.call_once(|| place);
+    Some((transport, place.start))
 }

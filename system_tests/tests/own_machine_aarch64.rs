@@ -1,0 +1,122 @@
+//! A VM that has the machine's devices (`devices = "all"`) on AArch64: unmodified Linux drives QEMU's `virt`.
+//!
+//! Debian's kernel for clouds has a driver for NVMe disks built in. Its devices have line interrupts only, because the
+//! hypervisor hides the ITS.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use system_tests::{Host, Machine, Run, debian_vm, finished, tool};
+use tempfile::TempDir;
+
+const DISK_BYTES: usize = 24 << 20;
+
+/// A Debian with this number of vCPUs that has the devices.
+fn owner(vcpus: u32) -> String {
+    format!("{}devices = \"all\"\n", debian_vm("owner", vcpus))
+}
+
+fn run(toml: &str, more: &[&str]) -> Run {
+    Machine::Aarch64.run_vms(240, toml, more)
+}
+
+/// QEMU's arguments for an NVMe disk with random content, and the line that `md5sum` prints about it.
+fn disk(folder: &Path) -> ([String; 4], String) {
+    let file = folder.join("disk");
+    let mut content = vec![0; DISK_BYTES];
+    fastrand::Rng::with_seed(19).fill(&mut content);
+    fs::write(&file, content).expect("can be written");
+    let sum = finished(Command::new("md5sum").arg(&file)).expect_status(0).stdout;
+    let sum = sum.split_whitespace().next().expect("a sum").to_string();
+    let drive = format!("--qemu-arg=if=none,id=disk,format=raw,file={}", file.display());
+    let device = "--qemu-arg=nvme,drive=disk,serial=1".to_string();
+    (["--qemu-arg=-drive".to_string(), drive, "--qemu-arg=-device".to_string(), device], sum)
+}
+
+/// The counts of all CPUs in the line of `/proc/interrupts` with this word.
+fn counts(said: &str, word: &str) -> Vec<u64> {
+    let line = said.lines().find(|line| line.contains(word) && line.contains(':'));
+    let line = line.unwrap_or_else(|| panic!("no interrupt {word}: {said}"));
+    line.split_whitespace().skip(1).map_while(|count| count.parse().ok()).collect()
+}
+
+#[test]
+fn linux_reads_a_disk_by_line_interrupts_on_each_of_its_cpus() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let (disk, sum) = disk(folder.path());
+    // The second pass reads the disk again, with its interrupt at the other CPU.
+    let script = "cd /proc/irq; n=$(grep nvme0q0 /proc/interrupts | cut -d: -f1 | tr -d ' '); \
+                  for cpu in 0 1; do echo $cpu >$n/smp_affinity_list; echo 3 >/proc/sys/vm/drop_caches; \
+                  md5sum /dev/nvme0n1; done; cat /proc/interrupts; cat /proc/iomem; ls /sys/bus/pci/devices; \
+                  dmesg | grep -i 'nobody cared'; true";
+    let mut arguments = vec!["--exec", script];
+    arguments.extend(disk.iter().map(String::as_str));
+    let said = run(&owner(2), &arguments).expect_status(0).stdout;
+    assert_eq!(said.matches(&sum).count(), 2, "{said}");
+    let counts = counts(&said, "nvme0q0");
+    // A request has at most 128 KiB here, or the disk's own limit, and at most one interrupt.
+    let requests = DISK_BYTES as u64 / (512 << 10);
+    assert!(counts.len() == 2 && counts.iter().all(|&count| (requests..100 * requests).contains(&count)), "{said}");
+    assert!(!said.contains("nobody cared"), "an interrupt that nobody clears came again and again: {said}");
+    for there in ["System RAM", "nvme", "rtc-pl031", "0000:00:01.0"] {
+        assert!(said.contains(there), "no {there}: {said}");
+    }
+    // RAM is at the machine's addresses: not where the hypervisor is, which QEMU loads to the start of RAM.
+    let ram: Vec<_> = said.lines().filter(|line| line.ends_with(": System RAM")).collect();
+    assert!(ram.iter().all(|line| !line.starts_with("40000000") && !line.starts_with("40200000")), "{ram:?}");
+}
+
+#[test]
+fn alarm_of_the_machines_clock_is_one_interrupt_and_hidden_registers_are_out_of_reach() {
+    let script = "cat /sys/class/rtc/rtc0/name; echo +2 >/sys/class/rtc/rtc0/wakealarm; sleep 4; cat /proc/interrupts; \
+                  for at in 0x0a003e00 0x09020010 0x40200000; do echo \"$at $(devmem $at 32 2>&1)\"; done";
+    let said = run(&owner(1), &["--exec", script]).stdout;
+    assert!(said.contains("rtc-pl031"), "{said}");
+    assert_eq!(counts(&said, "rtc-pl031"), [1], "{said}");
+    // QEMU's configuration device, which says so, is the machine's.
+    assert!(said.contains("0x09020010 0x554D4551"), "{said}");
+    // The control port, the hypervisor's image.
+    for hidden in ["0x0a003e00", "0x40200000"] {
+        assert!(!said.contains(&format!("{hidden} 0x")), "{said}");
+    }
+}
+
+#[test]
+fn reset_of_the_machine_and_its_power_off_end_other_vms_too() {
+    let toml = format!("{}\n{}", owner(1), debian_vm("other", 1));
+    for (command, reason) in [("reboot -f", "reset"), ("poweroff -f", "power off")] {
+        // Only the machine has a bus for PCI.
+        let script = format!("if [ -e /sys/bus/pci/devices/0000:00:00.0 ]; then {command}; else sleep 1000; fi");
+        let run = run(&toml, &["--exec", &script]);
+        let all = format!("{}{}", run.stdout, run.stderr);
+        assert!(all.contains(&format!("\"owner\": ended, {reason}")), "{command}: {all}");
+    }
+}
+
+#[test]
+fn vm_that_cannot_have_the_devices_is_refused_with_the_reason() {
+    let refusals = [
+        (owner(9), "9 vCPUs: with the machine's devices a VM has at most"),
+        (owner(1).replace("\"all\"", "[\"0000:00:01.0\"]"), "PCI functions exist on x86_64 only"),
+    ];
+    for (toml, why) in refusals {
+        let refused = run(&toml, &["--exec", "true"]);
+        let said = format!("{}{}", refused.stdout, refused.stderr);
+        assert!(said.contains(why) && refused.status != 0, "{said}");
+    }
+
+    let host =
+        Host::start_on(Machine::Aarch64, 120, 2, &owner(1), |_| vec!["--exec".to_string(), "sleep 100".to_string()]);
+    let _ = host.ask("stats");
+    let second = host.folder().join("second.toml");
+    let vm = debian_vm("second", 1).replace("vcpus", "devices = \"all\"\nvcpus");
+    fs::write(&second, format!("[host]\narch = \"aarch64\"\n\n{vm}")).expect("can be written");
+    let pid = host.pid().to_string();
+    let create = finished(Command::new(tool()).args(["create", &second.to_string_lossy(), "--host", &pid]));
+    assert!(create.stderr.contains("another VM has had the machine's devices") && create.status != 0, "{create:?}");
+    let list: Value = host.ask("list");
+    assert!(list.to_string().contains("owner"), "{list}");
+    host.end();
+}
