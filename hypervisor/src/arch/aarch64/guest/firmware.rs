@@ -20,13 +20,7 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
         match decode(u16::from_le_bytes([low, high]), &[x0, x1, x2, x3], run.vm.config.vcpus, power::mitigations()) {
             Call::Answer(answer) => answer,
             Call::CpuOn { vcpu, entry, context } => cpu_on(run, vcpu, Start { entry, context }),
-            Call::CpuOff => {
-                arch.activity = Activity::Off;
-                arch.gic.power_off(&mut run.vm.platform().distributor.lock());
-                platform::deliver_news(run.vm);
-                run.vcpu.posted().set_power(false);
-                return Next::Idle;
-            }
+            Call::CpuOff => return cpu_off(run),
             Call::AffinityInfo { vcpu } => match run.vm.vcpus().get(vcpu as usize) {
                 Some(vcpu) => Answer::affinity_info(vcpu.posted().power()),
                 None => Answer::INVALID_PARAMETERS,
@@ -52,6 +46,18 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
         };
     run.owner.arch.registers.x[0] = answer.0;
     Next::Resume
+}
+
+// Not inlined, so that other calls save no registers for it.
+#[cold]
+#[inline(never)]
+fn cpu_off(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    arch.activity = Activity::Off;
+    arch.gic.power_off(&mut run.vm.platform().distributor.lock());
+    platform::deliver_news(run.vm);
+    run.vcpu.posted().set_power(false);
+    Next::Idle
 }
 
 fn cpu_on(run: &Running<'_>, index: u32, start: Start) -> Answer {

@@ -32,6 +32,7 @@ use crate::frames::Frames;
 use crate::io;
 use crate::io::reach::Reach;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
 
 /// What stands between the VM and the machine.
@@ -132,7 +133,11 @@ impl MachineOfVm {
 }
 
 /// The machine does what the guest's interrupt controller has ordered.
-pub(super) fn carry_out(distributor: &mut Distributor) {
+// Not inlined, so that exits of other VMs save no registers for it.
+#[cold]
+#[inline(never)]
+pub(super) fn carry_out(vm: &Vm) {
+    let mut distributor = vm.platform().distributor.lock();
     let affinity_of = |vcpu: u32| {
         let pcpus = scheduler::runners().count().max(1);
         let pcpu = scheduler::runners().nth(vcpu as usize % pcpus);

@@ -74,7 +74,7 @@ impl GivenFunctions for Given {
 /// Delivers the interrupts that a change of the distributor has made pending.
 pub(super) fn deliver_news(vm: &Vm) {
     if vm.platform().own_machine.is_some() {
-        own_machine::carry_out(&mut vm.platform().distributor.lock());
+        own_machine::carry_out(vm);
     }
     loop {
         let next = vm.platform().distributor.lock().next_news();
