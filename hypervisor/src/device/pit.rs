@@ -16,7 +16,11 @@
 //! The caller passes the time of each access. The counter is a number of elapsed ticks, from which everything else is
 //! computed.
 //!
+//! [`State`] is what a file keeps of it.
+//!
 //! Source: Intel 8254 data sheet (231164-005); port 0x61: Intel 82801 (ICH9) data sheet, 13.7.1.
+
+use serde::{Deserialize, Serialize};
 
 /// Ports, and the bits that a control word and port 0x61 consist of.
 mod bits {
@@ -62,7 +66,7 @@ const REFRESH_NANOS: u64 = 15_085;
 const LARGEST: u64 = 1 << 16;
 
 /// Behaviour of the output (8254 data sheet, "Mode Definitions").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Mode {
     /// 0: low until the count has run out.
     TerminalCount,
@@ -79,11 +83,27 @@ enum Mode {
 }
 
 /// Which bytes of a count are read and written, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Access {
     Low,
     High,
     LowThenHigh,
+}
+
+/// The counter's state, without the time at which it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    mode: Mode,
+    access: Access,
+    gate_port: u8,
+    count: Option<u64>,
+    low_written: Option<u8>,
+    ticks: u64,
+    /// For how long it has counted since `ticks`.
+    running_nanos: Option<u64>,
+    latched_count: Option<u16>,
+    latched_status: Option<u8>,
+    low_was_read: bool,
 }
 
 /// The counter of one VM.
@@ -130,6 +150,54 @@ impl Pit {
             latched_status: None,
             low_was_read: false,
         }
+    }
+
+    /// Its state at `now`.
+    #[must_use]
+    pub fn state(&self, now: u64) -> State {
+        State {
+            mode: self.mode,
+            access: self.access,
+            gate_port: self.gate_port,
+            count: self.count,
+            low_written: self.low_written,
+            ticks: self.ticks,
+            running_nanos: self.running_since.map(|since| now.saturating_sub(since)),
+            latched_count: self.latched_count,
+            latched_status: self.latched_status,
+            low_was_read: self.low_was_read,
+        }
+    }
+
+    /// A counter that goes on from this state at `now`. `None` for a state that no counter has.
+    #[must_use]
+    pub fn with_state(state: &State, now: u64) -> Option<Self> {
+        let is_possible = state.count.is_none_or(|count| (1..=LARGEST).contains(&count))
+            && state.gate_port & !bits::WRITABLE == 0
+            && (state.running_nanos.is_none() || state.count.is_some());
+        // The host's clock may be younger than the counter.
+        let (ticks, running_since) = match state.running_nanos.map(|nanos| (nanos, now.checked_sub(nanos))) {
+            None => (state.ticks, None),
+            Some((_, Some(since))) => (state.ticks, Some(since)),
+            Some((nanos, None)) => (state.ticks.saturating_add(ticks_in(nanos)), Some(now)),
+        };
+        is_possible.then_some(Self {
+            mode: state.mode,
+            access: state.access,
+            gate_port: state.gate_port,
+            count: state.count,
+            low_written: state.low_written,
+            ticks,
+            running_since,
+            latched_count: state.latched_count,
+            latched_status: state.latched_status,
+            low_was_read: state.low_was_read,
+        })
+    }
+
+    /// Time stood still for so many nanoseconds.
+    pub fn stood_still(&mut self, nanos: u64) {
+        self.running_since = self.running_since.map(|since| since.saturating_add(nanos));
     }
 
     /// The guest reads this port of the timer, or port 0x61, when it is `now`, in nanoseconds.
@@ -285,9 +353,7 @@ impl Pit {
 
     /// Ticks since the counter began with its count.
     fn elapsed(&self, now: u64) -> u64 {
-        let running = self.running_since.map_or(0, |since| now.saturating_sub(since));
-        let ticks = u128::from(running) * HERTZ / NANOS_PER_SECOND;
-        self.ticks.saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
+        self.ticks.saturating_add(self.running_since.map_or(0, |since| ticks_in(now.saturating_sub(since))))
     }
 
     /// The current count.
@@ -320,6 +386,11 @@ impl Pit {
             Mode::SoftwareStrobe | Mode::HardwareStrobe => elapsed != count,
         }
     }
+}
+
+/// Whole ticks in this time.
+fn ticks_in(nanos: u64) -> u64 {
+    u64::try_from(u128::from(nanos) * HERTZ / NANOS_PER_SECOND).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The counter as software uses it, at times in nanoseconds.
 
-use super::{CONTROL, COUNTER_2, GATE_PORT, Pit};
+use super::{CONTROL, COUNTER_2, GATE_PORT, Pit, State};
 
 const OUTPUT: u8 = 0x20;
 const MILLISECOND: u64 = 1_000_000;
@@ -169,4 +169,60 @@ fn other_counters_read_zero_and_nothing_ends_a_counter_for_ever() {
             let _ = pit.read(port, now);
         }
     }
+}
+
+/// One access in a random order of everything.
+fn access(pit: &mut Pit, rng: &mut fastrand::Rng, now: u64) -> Option<u8> {
+    let port = [0x42, 0x42, 0x42, 0x43, 0x61][rng.usize(..5)];
+    if rng.bool() {
+        return Some(pit.read(port, now));
+    }
+    let value = if port == CONTROL && rng.bool() { 0x80 | rng.u8(..) & 0x3f } else { rng.u8(..) };
+    pit.write(port, value, now);
+    None
+}
+
+#[test]
+fn counter_that_is_restored_in_another_host_goes_on_as_the_saved_one() {
+    let mut rng = fastrand::Rng::with_seed(2);
+    for round in 0..2_000 {
+        let (mut saved, mut now) = (Pit::new(), rng.u64(..1 << 40));
+        for _ in 0..rng.u32(..60) {
+            now += rng.u64(..MILLISECOND);
+            let _ = access(&mut saved, &mut rng, now);
+        }
+        let state = saved.state(now);
+        // The other host's clock differs by whole periods of what port 0x61 shows, and stood still for some.
+        let [differs, stood_still] = [1_u64 << 20, 1 << 10].map(|most| 2 * 15_085 * rng.u64(..most));
+        let mut restored = Pit::with_state(&state, now + differs).expect("it is a counter's");
+        restored.stood_still(stood_still);
+        let mut same = rng.clone();
+        for _ in 0..60 {
+            now += rng.u64(..MILLISECOND);
+            let _the_same = same.u64(..MILLISECOND);
+            let expected = access(&mut saved, &mut rng, now);
+            assert_eq!(access(&mut restored, &mut same, now + differs + stood_still), expected, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn counter_older_than_the_hosts_clock_keeps_its_count() {
+    let mut pit = counting(2, 50_000);
+    let state = pit.state(after(123_456));
+    let mut young = Pit::with_state(&state, 10).expect("it is a counter's");
+    assert_eq!(count(&mut young, 10), count(&mut pit, after(123_456)));
+}
+
+#[test]
+fn state_that_no_counter_has_is_refused() {
+    let good = counting(0, 5).state(0);
+    assert!(Pit::with_state(&good, 0).is_some());
+    let bad = [
+        State { count: Some(0), ..good.clone() },
+        State { count: Some(65_537), ..good.clone() },
+        State { gate_port: 0x10, ..good.clone() },
+        State { count: None, ..good },
+    ];
+    assert!(bad.iter().all(|state| Pit::with_state(state, 0).is_none()));
 }
