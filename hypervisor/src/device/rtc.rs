@@ -4,6 +4,8 @@
 //! its format. A guest's writes to the time are dropped: each VM has the time of its host. There are no alarm, periodic
 //! or update interrupts (their enables read back as zero) and no non-volatile memory (reads as 0).
 
+use serde::{Deserialize, Serialize};
+
 /// Register numbers (data sheet of the MC146818A; ACPI's FADT gives the position of the century).
 mod register {
     pub(super) const SECONDS: u8 = 0x00;
@@ -33,6 +35,13 @@ const D_VALID: u8 = 1 << 7;
 
 const SECONDS_PER_DAY: u64 = 86_400;
 
+/// What a file keeps of the clock: not the time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    index: u8,
+    b: u8,
+}
+
 /// The clock of one VM.
 #[derive(Debug)]
 pub struct Rtc {
@@ -51,6 +60,18 @@ impl Rtc {
     #[must_use]
     pub fn new() -> Self {
         Self { index: 0, b: B_24_HOURS }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State { index: self.index, b: self.b }
+    }
+
+    /// A clock with this state. Bits that no clock has are ignored.
+    #[must_use]
+    pub fn with_state(&State { index, b }: &State) -> Self {
+        Self { index: index & 0x7f, b: b & (B_SET | B_BINARY) | B_24_HOURS }
     }
 
     /// The guest reads port 0x70 + `offset` when it is `now`, in seconds since 1970 (UTC).

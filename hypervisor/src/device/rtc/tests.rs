@@ -1,6 +1,6 @@
 //! The clock at known moments, the calendar, and the accesses of drivers.
 
-use super::{Date, Rtc};
+use super::{Date, Rtc, State};
 
 /// 2026-11-21 03:13:04 UTC, a Saturday.
 const NOW: u64 = 1_795_230_784;
@@ -122,4 +122,22 @@ fn absurd_times_are_still_answered() {
         rtc.write(1, 0x04);
         assert!(all(&mut rtc, now).into_iter().all(|number| number < 100));
     }
+}
+
+#[test]
+fn restored_clock_answers_as_the_saved_one() {
+    let mut rng = fastrand::Rng::with_seed(3);
+    for _ in 0..1_000 {
+        let mut saved = Rtc::new();
+        for _ in 0..rng.u32(..8) {
+            saved.write(rng.u16(..2), rng.u8(..));
+        }
+        let mut restored = Rtc::with_state(&saved.state());
+        assert_eq!(restored.read(1, NOW), saved.read(1, NOW));
+        for index in 0..=u8::MAX {
+            assert_eq!(read(&mut restored, index, NOW), read(&mut saved, index, NOW));
+        }
+    }
+    let odd = Rtc::with_state(&State { index: 0xff, b: 0xff });
+    assert_eq!(odd.state(), State { index: 0x7f, b: 0x86 });
 }
