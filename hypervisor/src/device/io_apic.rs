@@ -11,6 +11,8 @@
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
+
 use super::interrupt::{Kind, Message, Target};
 
 /// Number of pins, and of global system interrupts.
@@ -18,6 +20,15 @@ pub const PINS: usize = 24;
 
 /// Where guests expect the first I/O APIC's registers.
 pub const MMIO_BASE: u64 = 0xfec0_0000;
+
+/// What a file keeps of an I/O APIC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    entries: [u64; PINS],
+    lines: u32,
+    selected: u8,
+    id: u8,
+}
 
 /// An I/O APIC.
 #[derive(Debug)]
@@ -35,6 +46,29 @@ impl IoApic {
     #[must_use]
     pub const fn new(id: u8) -> Self {
         Self { entries: [RedirectionEntry::MASKED; PINS], lines: 0, selected: 0, id: id & 0xf }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State { entries: self.entries.map(|entry| entry.0), lines: self.lines, selected: self.selected, id: self.id }
+    }
+
+    /// An I/O APIC with this state, which sends nothing by itself. Bits that none has are ignored.
+    #[must_use]
+    pub fn with_state(state: &State) -> Self {
+        let entry = |bits: u64| {
+            let [low, high] = [bits, bits >> 32].map(lower_half);
+            let mut entry = RedirectionEntry(u64::from(high & 0xff00_0000) << 32 | bits & REMOTE_IRR);
+            entry.write_low(low);
+            entry
+        };
+        Self {
+            entries: state.entries.map(entry),
+            lines: state.lines & ((1 << PINS) - 1),
+            selected: state.selected,
+            id: state.id & 0xf,
+        }
     }
 
     /// The device at `pin` asserts its line, or ceases to. A pin that does not exist is ignored.
