@@ -20,6 +20,7 @@ mod tests;
 use alloc::vec::Vec;
 
 use config_space::ConfigSpace;
+use serde::{Deserialize, Serialize};
 use x86_boot::layout::{PCI_ADDRESS_PORT, PCI_DATA_PORT};
 
 /// The last port of configuration mechanism #1.
@@ -41,6 +42,13 @@ const SLOTS: u16 = 32;
 pub struct Pci {
     address: u32,
     functions: Vec<(Place, ConfigSpace)>,
+}
+
+/// What a file keeps of a bus without functions of the machine: the address register, and the bridge's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    address: u32,
+    bridge: Vec<u8>,
 }
 
 /// Where a function is: bus, device (5 bits) and function (3 bits).
@@ -104,6 +112,24 @@ impl Pci {
         let mut pci = Self::new();
         let slots = (1..SLOTS).map(|slot| Place(slot << 3));
         pci.functions.extend(slots.zip(spaces));
+        pci
+    }
+
+    /// The state of the bus and its bridge.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let bridge = (0..).take(config_space::BYTES);
+        State { address: self.address, bridge: bridge.map(|at| self.functions[0].1.read(at)).collect() }
+    }
+
+    /// A bus with only its bridge, in this state. Bits that are not writable are ignored.
+    #[must_use]
+    pub fn with_state(state: &State) -> Self {
+        let mut pci = Self::new();
+        pci.address = state.address & ADDRESS_FIELDS;
+        for (at, byte) in (0..).zip(&state.bridge).take(config_space::BYTES) {
+            pci.functions[0].1.write(at, *byte);
+        }
         pci
     }
 

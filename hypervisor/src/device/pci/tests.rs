@@ -1,7 +1,7 @@
 //! Both ways compared, and hostile accesses.
 
 use super::config_space::ConfigSpace;
-use super::{ADDRESS_ENABLE, Pci, Place};
+use super::{ADDRESS_ENABLE, Pci, Place, State};
 
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
@@ -189,4 +189,24 @@ fn offsets_beyond_the_ecam_are_an_empty_bus() {
     }
     // The last offset wraps: the first one follows.
     assert_eq!(pci.read_memory(0, 4) & 0xffff_ffff, 0x0008_1b36);
+}
+
+#[test]
+fn restored_bus_reads_as_the_saved_one() {
+    let mut rng = fastrand::Rng::with_seed(6);
+    for _ in 0..200 {
+        let mut saved = Pci::new();
+        for _ in 0..rng.u32(..20) {
+            saved.write_memory(rng.u64(..0x100), 1 << rng.u32(..4), rng.u64(..));
+            saved.write_port(0xcf8, 4, rng.u32(..) & 0xff | ADDRESS_ENABLE);
+        }
+        let restored = Pci::with_state(&saved.state());
+        assert_eq!(restored.state(), saved.state());
+        assert_eq!(
+            [0xcf8, 0xcfc].map(|port| restored.read_port(port, 4)),
+            [0xcf8, 0xcfc].map(|port| saved.read_port(port, 4))
+        );
+    }
+    let odd = Pci::with_state(&State { address: u32::MAX, bridge: alloc::vec![0xff; 10_000] });
+    assert_eq!(odd.read_memory(0, 4), Pci::new().read_memory(0, 4), "the numbers of the bridge are not writable");
 }
