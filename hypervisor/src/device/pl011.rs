@@ -14,6 +14,9 @@
 //! each sent byte, and when there is room again; it stays until the guest clears it.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
 
 /// Bytes that the registers occupy.
 pub const MMIO_SIZE: u64 = 0x1000;
@@ -92,6 +95,24 @@ const TRIGGERS: [usize; 8] = [4, 8, 16, 24, 28, 28, 28, 28];
 /// Part 0x011 of designer 0x41, revision 3 (r1p5), configuration 0; then the constant part of every PrimeCell.
 const IDENTIFICATION: [u8; 8] = [0x11, 0x10, 0x34, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
+/// What a file keeps of a serial port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    control: u16,
+    line_control: u16,
+    fifo_levels: u16,
+    interrupt_mask: u16,
+    raw: u16,
+    integer_divisor: u16,
+    fractional_divisor: u16,
+    low_power_divisor: u16,
+    dma_control: u16,
+    overrun: bool,
+    overrun_to_tell: bool,
+    received: Vec<u8>,
+    room: bool,
+}
+
 /// One serial port.
 #[derive(Debug)]
 pub struct Pl011 {
@@ -141,6 +162,49 @@ impl Pl011 {
             received: VecDeque::with_capacity(RECEIVE_BYTES),
             room: true,
         }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State {
+            control: self.control,
+            line_control: self.line_control,
+            fifo_levels: self.fifo_levels,
+            interrupt_mask: self.interrupt_mask,
+            raw: self.raw,
+            integer_divisor: self.integer_divisor,
+            fractional_divisor: self.fractional_divisor,
+            low_power_divisor: self.low_power_divisor,
+            dma_control: self.dma_control,
+            overrun: self.overrun,
+            overrun_to_tell: self.overrun_to_tell,
+            received: self.received.iter().copied().collect(),
+            room: self.room,
+        }
+    }
+
+    /// Takes over a state; bits that no UART has are ignored. `None` for more received bytes than it holds: then
+    /// nothing has changed. May change [`interrupt`](Self::interrupt).
+    pub fn set_state(&mut self, state: &State) -> Option<()> {
+        if state.received.len() > RECEIVE_BYTES {
+            return None;
+        }
+        self.control = state.control & cr::ALL;
+        self.line_control = state.line_control & 0xff;
+        self.fifo_levels = state.fifo_levels & 0x3f;
+        self.interrupt_mask = state.interrupt_mask & interrupt::ALL;
+        self.raw = state.raw & interrupt::ALL;
+        self.integer_divisor = state.integer_divisor;
+        self.fractional_divisor = state.fractional_divisor & 0x3f;
+        self.low_power_divisor = state.low_power_divisor & 0xff;
+        self.dma_control = state.dma_control & 0b111;
+        self.overrun = state.overrun;
+        self.overrun_to_tell = state.overrun_to_tell;
+        self.received.clear();
+        self.received.extend(&state.received);
+        self.room = state.room;
+        Some(())
     }
 
     /// The guest reads the register at `offset`, by a byte, half-word or word. Registers have up to 16 bits; upper

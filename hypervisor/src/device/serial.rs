@@ -1,5 +1,8 @@
 //! A guest's serial port, whichever chip its machine has.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::pl011::{self, Pl011};
 use super::uart::{self, Uart};
 use super::wired::Interrupts;
@@ -8,6 +11,8 @@ use super::wired::Interrupts;
 pub trait SerialDevice: Interrupts + Default {
     /// The value of a register.
     type Register;
+    /// What a file keeps of it.
+    type State: Serialize + DeserializeOwned;
 
     /// Bytes that a driver may write after it has read once that there is room.
     const FIFO_BYTES: usize;
@@ -23,10 +28,14 @@ pub trait SerialDevice: Interrupts + Default {
     /// Whether the consumer of sent bytes has room. Without room the transmitter looks full to the guest. The caller
     /// must say so while it still has room for [`FIFO_BYTES`](Self::FIFO_BYTES) bytes.
     fn set_transmit_room(&mut self, room: bool);
+    /// Its state.
+    fn state(&self) -> Self::State;
+    /// Takes over a state. `None` for one that no UART has: then nothing has changed.
+    fn set_state(&mut self, state: &Self::State) -> Option<()>;
 }
 
 macro_rules! serial_device {
-    ($device:ty, $register:ty, $fifo_bytes:expr) => {
+    ($device:ty, $register:ty, $state:ty, $fifo_bytes:expr) => {
         impl Interrupts for $device {
             #[inline]
             fn interrupt(&self) -> bool {
@@ -36,6 +45,7 @@ macro_rules! serial_device {
 
         impl SerialDevice for $device {
             type Register = $register;
+            type State = $state;
 
             const FIFO_BYTES: usize = $fifo_bytes;
 
@@ -58,9 +68,17 @@ macro_rules! serial_device {
             fn set_transmit_room(&mut self, room: bool) {
                 self.set_transmit_room(room);
             }
+
+            fn state(&self) -> $state {
+                self.state()
+            }
+
+            fn set_state(&mut self, state: &$state) -> Option<()> {
+                self.set_state(state)
+            }
         }
     };
 }
 
-serial_device!(Uart, u8, uart::FIFO_BYTES);
-serial_device!(Pl011, u32, pl011::FIFO_BYTES);
+serial_device!(Uart, u8, uart::State, uart::FIFO_BYTES);
+serial_device!(Pl011, u32, pl011::State, pl011::FIFO_BYTES);

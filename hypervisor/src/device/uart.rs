@@ -11,6 +11,9 @@
 //! as the guest reads, so a long paste does not overrun.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
 
 /// Ports that a UART occupies.
 pub const PORTS: u16 = 8;
@@ -85,6 +88,24 @@ mod msr {
     pub(super) const CONNECTED: u8 = CTS | DSR | DCD;
 }
 
+/// What a file keeps of a serial port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    ier: u8,
+    lcr: u8,
+    mcr: u8,
+    scratch: u8,
+    divisor: [u8; 2],
+    fifos: bool,
+    trigger: u8,
+    received: Vec<u8>,
+    overrun: bool,
+    modem_lines: u8,
+    modem_changes: u8,
+    room: bool,
+    transmitter_empty_pending: bool,
+}
+
 /// One serial port.
 #[derive(Debug)]
 pub struct Uart {
@@ -135,6 +156,49 @@ impl Uart {
             room: true,
             transmitter_empty_pending: false,
         }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State {
+            ier: self.ier,
+            lcr: self.lcr,
+            mcr: self.mcr,
+            scratch: self.scratch,
+            divisor: self.divisor,
+            fifos: self.fifos,
+            trigger: u8::try_from(self.trigger).unwrap_or(u8::MAX),
+            received: self.received.iter().copied().collect(),
+            overrun: self.overrun,
+            modem_lines: self.modem_lines,
+            modem_changes: self.modem_changes,
+            room: self.room,
+            transmitter_empty_pending: self.transmitter_empty_pending,
+        }
+    }
+
+    /// Takes over a state; bits that no UART has are ignored. `None` for more received bytes than it holds: then
+    /// nothing has changed. May change [`interrupt`](Self::interrupt).
+    pub fn set_state(&mut self, state: &State) -> Option<()> {
+        if state.received.len() > RECEIVE_BYTES {
+            return None;
+        }
+        self.ier = state.ier & ier::ALL;
+        self.lcr = state.lcr;
+        self.mcr = state.mcr & mcr::ALL;
+        self.scratch = state.scratch;
+        self.divisor = state.divisor;
+        self.fifos = state.fifos;
+        self.trigger = state.trigger.into();
+        self.received.clear();
+        self.received.extend(&state.received);
+        self.overrun = state.overrun;
+        self.modem_lines = state.modem_lines & 0xf0;
+        self.modem_changes = state.modem_changes & 0x0f;
+        self.room = state.room;
+        self.transmitter_empty_pending = state.transmitter_empty_pending;
+        Some(())
     }
 
     /// The guest reads the register at `offset` (0 to 7) from the first port. May change

@@ -30,6 +30,17 @@ impl<D: Interrupts> Wired<D> {
         Self(Mutex::new(State { device, asserted: false }))
     }
 
+    /// The device, and the line as the interrupt controller last heard of it.
+    pub fn look<R>(&self, look: impl FnOnce(&D, bool) -> R) -> R {
+        let state = self.0.lock();
+        look(&state.device, state.asserted)
+    }
+
+    /// From now on the interrupt controller has last heard this of the line, because its state was replaced.
+    pub fn set_heard(&self, asserted: bool) {
+        self.0.lock().asserted = asserted;
+    }
+
     /// Uses the device. If this changes its line, calls `tell` with the new level; changes are reported one at a time,
     /// in order.
     #[inline]

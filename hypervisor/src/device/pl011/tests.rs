@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use fastrand::Rng;
 
-use super::{FIFO_BYTES, Pl011, RECEIVE_BYTES};
+use super::{FIFO_BYTES, Pl011, RECEIVE_BYTES, State};
 
 const DR: u16 = 0x00;
 const RSR: u16 = 0x04;
@@ -349,4 +349,44 @@ fn accesses_keep_the_promises_of_the_registers(mut random: fuzz::Decisions, step
         let listens = uart.read(CR) & 0x201 == 0x201;
         assert_eq!(ris & (RX | RT) != 0, flags & RXFE == 0 && listens, "step {step}: bytes wait, and it is said");
     }
+}
+
+/// One use of the UART by its guest or the other end, in a random order of everything.
+fn use_at_random(uart: &mut Pl011, rng: &mut Rng) -> (u32, Option<u8>, usize, bool) {
+    let offset = [0x00, 0x04, 0x18, 0x20, 0x24, 0x28, 0x2c, 0x30, 0x34, 0x38, 0x3c, 0x40, 0x44, 0x48][rng.usize(..14)];
+    let (mut read, mut sent, mut taken) = (0, None, 0);
+    match rng.u32(..8) {
+        0..3 => read = uart.read(offset),
+        3..6 => sent = uart.write(offset, rng.u32(..)),
+        6 => taken = uart.receive(&[rng.u8(..); 40][..rng.usize(..40)]),
+        _ => uart.set_transmit_room(rng.bool()),
+    }
+    (read, sent, taken, uart.interrupt())
+}
+
+#[test]
+fn restored_uart_behaves_as_the_saved_one() {
+    let mut rng = Rng::with_seed(9);
+    for round in 0..2_000 {
+        let mut saved = Pl011::new();
+        for _ in 0..rng.u32(..100) {
+            let _ = use_at_random(&mut saved, &mut rng);
+        }
+        let mut restored = Pl011::new();
+        restored.set_state(&saved.state()).expect("it is a state");
+        assert_eq!(restored.state(), saved.state());
+        let mut same = rng.clone();
+        for _ in 0..100 {
+            assert_eq!(use_at_random(&mut restored, &mut same), use_at_random(&mut saved, &mut rng), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn more_input_than_a_uart_holds_is_not_restored() {
+    let mut uart = Pl011::new();
+    let before = uart.state();
+    let state = State { received: alloc::vec![1; RECEIVE_BYTES + 1], ..uart.state() };
+    assert_eq!(uart.set_state(&state), None);
+    assert_eq!(uart.state(), before);
 }

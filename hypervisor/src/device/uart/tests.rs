@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use fastrand::Rng;
 
-use super::{FIFO_BYTES, RECEIVE_BYTES, Uart};
+use super::{FIFO_BYTES, RECEIVE_BYTES, State, Uart};
 
 const DATA: u16 = 0;
 const IER: u16 = 1;
@@ -403,4 +403,46 @@ fn any_accesses_keep_the_promises_of_the_registers() {
     fuzz::target("uart", |bytes| {
         accesses_keep_the_promises_of_the_registers(fuzz::Decisions::of_bytes(bytes), bytes.len());
     });
+}
+
+/// One use of the UART by its guest or the other end, in a random order of everything.
+fn use_at_random(uart: &mut Uart, rng: &mut Rng) -> (Option<u8>, usize, bool) {
+    let offset = rng.u16(..8);
+    let (byte, taken) = match rng.u32(..8) {
+        0..3 => (Some(uart.read(offset)), 0),
+        3..6 => (uart.write(offset, rng.u8(..)), 0),
+        6 => (None, uart.receive(&[rng.u8(..); 40][..rng.usize(..40)])),
+        _ => {
+            uart.set_transmit_room(rng.bool());
+            (None, 0)
+        }
+    };
+    (byte, taken, uart.interrupt())
+}
+
+#[test]
+fn restored_uart_behaves_as_the_saved_one() {
+    let mut rng = Rng::with_seed(8);
+    for round in 0..2_000 {
+        let mut saved = running(rng.u8(..));
+        for _ in 0..rng.u32(..100) {
+            let _ = use_at_random(&mut saved, &mut rng);
+        }
+        let mut restored = Uart::new();
+        restored.set_state(&saved.state()).expect("it is a state");
+        assert_eq!(restored.state(), saved.state());
+        let mut same = rng.clone();
+        for _ in 0..100 {
+            assert_eq!(use_at_random(&mut restored, &mut same), use_at_random(&mut saved, &mut rng), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn more_input_than_a_uart_holds_is_not_restored() {
+    let mut uart = running(0);
+    let state = State { received: alloc::vec![1; RECEIVE_BYTES + 1], ..uart.state() };
+    let before = uart.state();
+    assert_eq!(uart.set_state(&state), None);
+    assert_eq!(uart.state(), before);
 }
