@@ -1,12 +1,13 @@
 //! The pending events of one vCPU, and the choice among them.
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 use x86_defs::registers::vector;
 
 use crate::combine::{Combined, combine};
 
 /// An event that an entry injects, or whose delivery an exit interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// An external interrupt.
     Interrupt(u8),
@@ -19,7 +20,7 @@ pub enum Event {
 }
 
 /// An exception with its error code, if it has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exception {
     /// The vector, 0 to 31.
     pub vector: u8,
@@ -103,6 +104,20 @@ enum External {
     Taken(u8),
 }
 
+/// What a file keeps of a vCPU's events between two entries. External interrupts are not among them: a VM whose state
+/// goes into a file has no interrupt controller beside the local APICs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The exception or software interrupt that the last exit requires.
+    pub owed: Option<Event>,
+    /// The event whose delivery the last exit interrupted, if the next entry injects it again.
+    pub interrupted: Option<Event>,
+    /// NMIs that wait.
+    pub waiting_nmis: u8,
+    /// The guest handles an NMI.
+    pub masks_nmis: bool,
+}
+
 /// The events of one vCPU, except the interrupts in its local APIC.
 #[derive(Clone, Debug)]
 pub struct Events {
@@ -128,6 +143,36 @@ impl Events {
     /// INIT: drops pending events (APM vol. 2, 14.1.3).
     pub const fn reset(&mut self) {
         *self = Self::new();
+    }
+
+    /// The state for a file. `interrupted` is the event whose delivery the last exit interrupted.
+    ///
+    /// What belongs to the last entry alone is not in it: an IRET that was about to be stepped over exits again. A
+    /// software interrupt that was injected is owed again; one that the guest has executed itself, it executes again.
+    #[must_use]
+    pub fn state(&self, interrupted: Option<Event>) -> State {
+        let again = interrupted.and_then(|event| repeated(event, self.urgent.contains(Urgent::SOFTWARE)));
+        let (owed, interrupted) = match (self.owed(), again) {
+            (None, Some(event @ Event::SoftwareInterrupt(_))) => (Some(event), None),
+            // As in `owed_goes_first`.
+            (owed @ Some(_), Some(Event::SoftwareInterrupt(_))) => (owed, None),
+            both => both,
+        };
+        State { owed, interrupted, waiting_nmis: self.waiting_nmis, masks_nmis: self.masks_nmis }
+    }
+
+    /// Events in this state. The caller gives [`State::interrupted`] to [`Self::next`].
+    #[must_use]
+    pub fn with_state(state: &State) -> Self {
+        let mut events = Self::new();
+        match state.owed {
+            Some(Event::Exception(exception)) => events.raise(exception),
+            Some(Event::SoftwareInterrupt(vector)) => events.raise_software_interrupt(vector),
+            Some(Event::Interrupt(_) | Event::Nmi) | None => {}
+        }
+        events.masks_nmis = state.masks_nmis;
+        events.request_nmis(state.waiting_nmis);
+        events
     }
 
     /// Whether only an interrupt of the local APIC can be due. Then the caller need not call [`Self::next`], if the

@@ -37,5 +37,5 @@ mod step;
 mod tests;
 
 pub use combine::{Combined, combine};
-pub use events::{Boundary, Event, Events, Exception, Plan, Until};
+pub use events::{Boundary, Event, Events, Exception, Plan, State, Until};
 pub use step::{Debug, Flags, Step};

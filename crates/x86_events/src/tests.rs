@@ -335,3 +335,56 @@ fn mask_of_nmis_that_is_set_from_outside_holds_until_an_iret() {
     events.request_nmis(1);
     assert_eq!(events.next(OPEN, None, None), inject(Event::Nmi, Until::Exit));
 }
+
+/// What an exit does to the events: a new exception, an INT, NMIs, the end of an NMI's handler.
+fn exit_at_random(events: &mut Events, rng: &mut fastrand::Rng) {
+    match rng.u32(..6) {
+        0 => events.raise([PAGE, DEBUG, PROTECTION][rng.usize(..3)]),
+        1 => events.raise_software_interrupt(0x80),
+        2 => events.request_nmis(rng.u8(..3)),
+        3 => {
+            events.at_iret();
+            events.stepped();
+        }
+        _ => {}
+    }
+}
+
+/// The next entry. The exit interrupts the delivery of the last event, or nothing, or an INT of the guest's own.
+fn enter_at_random(events: &mut Events, last: Option<Event>, rng: &mut fastrand::Rng) -> Plan {
+    let at = [OPEN, CLOSED][rng.usize(..2)];
+    let interrupt = rng.bool().then_some(0x40);
+    let interrupted = [None, last, Some(Event::SoftwareInterrupt(0x81))][rng.usize(..3)];
+    events.next(at, interrupt, interrupted)
+}
+
+#[test]
+fn restored_events_come_as_those_that_were_saved() {
+    let mut rng = fastrand::Rng::with_seed(5);
+    for round in 0..20_000 {
+        let (mut saved, mut last) = (Events::new(), None);
+        for _ in 0..rng.u32(..12) {
+            last = enter_at_random(&mut saved, last, &mut rng).inject;
+            exit_at_random(&mut saved, &mut rng);
+        }
+        // The last exit may have interrupted the delivery of the last event, or of an INT that the guest executed.
+        let interrupted = [None, last, Some(Event::SoftwareInterrupt(0x81))][rng.usize(..3)];
+        let state = saved.state(interrupted);
+        let mut restored = Events::with_state(&state);
+        assert_eq!(restored.state(state.interrupted), state);
+
+        let at = [OPEN, CLOSED][rng.usize(..2)];
+        let interrupt = rng.bool().then_some(0x40);
+        let plan = saved.next(at, interrupt, interrupted);
+        assert_eq!(restored.next(at, interrupt, state.interrupted), plan, "round {round}: {state:?}");
+        last = plan.inject;
+        let mut same = rng.clone();
+        for _ in 0..20 {
+            exit_at_random(&mut saved, &mut rng);
+            exit_at_random(&mut restored, &mut same);
+            let plan = enter_at_random(&mut saved, last, &mut rng);
+            assert_eq!(enter_at_random(&mut restored, last, &mut same), plan, "round {round}: {state:?}");
+            last = plan.inject;
+        }
+    }
+}
