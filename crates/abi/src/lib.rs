@@ -6,6 +6,7 @@
 //! * [`dirty`]: reports about dirty logs.
 //! * [`layout`]: the memory layout of the hypervisor's own state.
 //! * [`resources`]: the host's memory, tables and TLB tags, and how much of them is in use.
+//! * [`saved`]: the file of a saved VM.
 //! * [`setting`]: the names of the values of a VM's settings.
 //! * [`exit_code`]: how the hypervisor ends QEMU.
 //!
@@ -24,6 +25,7 @@ pub mod exit_code;
 pub mod layout;
 pub mod payload;
 pub mod resources;
+pub mod saved;
 pub mod setting;
 pub mod trace;
 
