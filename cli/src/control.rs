@@ -174,6 +174,19 @@ impl Client {
         commands: impl IntoIterator<Item = Command>,
         mut heard: impl FnMut(usize),
     ) -> Result<Result<(), Refusal>, Failure> {
+        let mut done = 0;
+        self.ask_all_for(commands, |_| {
+            done += 1;
+            heard(done);
+        })
+    }
+
+    /// The same; calls `heard` with each answer, in the order of the requests.
+    pub(crate) fn ask_all_for(
+        &mut self,
+        commands: impl IntoIterator<Item = Command>,
+        mut heard: impl FnMut(Answer),
+    ) -> Result<Result<(), Refusal>, Failure> {
         self.stream.wake()?;
         let first = self.next_id;
         let mut commands = commands.into_iter();
@@ -193,17 +206,15 @@ impl Client {
             waiting += 1;
         }
 
-        let mut done = 0;
         let mut result = Ok(Ok(()));
         let received = if waiting == 0 {
             Ok(())
         } else {
             receive(&mut self.stream, |message| {
                 match message {
-                    Ok(Message::Reply { id, result: Ok(_) }) if id.wrapping_sub(first) < u32::MAX / 2 => {
-                        done += 1;
+                    Ok(Message::Reply { id, result: Ok(answer) }) if id.wrapping_sub(first) < u32::MAX / 2 => {
                         waiting -= 1;
-                        heard(done);
+                        heard(answer);
                         match send_next(&mut stream) {
                             Ok(true) => waiting += 1,
                             Ok(false) => {}
@@ -313,6 +324,9 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NoSuchUpload => "the host does not know what we send it",
         Refusal::Invalid => "the host cannot create such a VM",
         Refusal::OwnsDevices => "the VM owns devices, and a dirty log would miss what they write",
+        Refusal::NotSaving => {
+            "the VM has gone on meanwhile (somebody has resumed it, or nothing was read for too long)"
+        }
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

@@ -94,13 +94,14 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Kernel => &vm.kernel.place,
                 About::Devices => &vm.devices.place,
                 About::Share => &vm.share.place,
-                About::Name | About::Tags => &vm.name.place,
+                About::Name | About::Tags | About::State => &vm.name.place,
             };
             let help = match about {
                 About::Memory | About::Vcpus => "end or destroy other VMs; `dunlin host` shows the free resources",
                 About::Tags => "use the `tags` and `tag_limit` of a running VM; such VMs share their tags",
                 About::Kernel => "`dunlin run` shows why a kernel does not start",
                 About::Name => "give each VM a different name",
+                About::State => "only VMs that are restored have a state",
                 About::Devices => "name other functions, or leave 'devices' out (vms/default.toml explains the key)",
                 About::Share => "name other pCPUs, or leave 'pcpus' out (vms/default.toml explains the key)",
             };

@@ -118,6 +118,8 @@ define! {
     VisitorsNotWaitedFor,
     /// A pause is answered before all vCPUs have stopped.
     PauseAnsweredEarly,
+    /// The time of a VM goes on while it is saved, and while it is in its file.
+    SavedTimeGoesOn,
     /// The end of a VM is answered before the VM is over.
     EndAnsweredEarly,
     /// A VM ends, and a command that waits for something else about it gets no answer.

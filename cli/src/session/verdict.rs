@@ -176,7 +176,7 @@ fn judge_vm(record: &VmRecord, followed: &Followed, purpose: &Purpose, left: boo
         (_, StopReason::TripleFault | StopReason::Unsupported | StopReason::Halted | StopReason::HardwareError) => {
             Err(Failure::failed(format!("vm \"{name}\" crashed: {why}{colon}{detail}{tail}")))
         }
-        (_, StopReason::PowerOff | StopReason::Reset | StopReason::Commanded) => Ok(0),
+        (_, StopReason::PowerOff | StopReason::Reset | StopReason::Commanded | StopReason::Saved) => Ok(0),
     }
 }
 

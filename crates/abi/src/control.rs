@@ -12,6 +12,7 @@
 //! events. It refuses a frame that is too long, damaged, of another version or undecodable ([`Message::Refused`]); such
 //! a frame changes nothing.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -41,6 +42,10 @@ pub const PLACES_CHUNK: usize = 128;
 pub const VMS_CHUNK: usize = 48;
 /// Maximum number of bytes in one [`Command::CreateData`].
 pub const UPLOAD_CHUNK: usize = 7168;
+/// Maximum number of bytes in one [`Answer::Bytes`] and one [`Command::RestoreMemory`].
+pub const MEMORY_CHUNK: usize = 7168;
+/// Number of bytes of memory that one [`Answer::Used`] is about: a bit for each page.
+pub const USED_BYTES: u64 = 2 << 20;
 /// Maximum number of bytes of text in one [`Answer::NotCreated`].
 pub const WHY_LIMIT: usize = 1024;
 
@@ -93,6 +98,80 @@ pub enum Command {
     },
     /// Cancel the creation of the VM, and discard the data sent so far. Answered by [`Answer::Done`].
     CreateAbort {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+    },
+    /// Begin to save a VM: stop its vCPUs and its time, and take its state. One VM is saved at a time. The VM goes on
+    /// if no command about this comes for half a minute. Answered by [`Answer::Saving`] or [`Answer::NotSaved`].
+    Save {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// Bytes of the state of the VM that is being saved. Answered by [`Answer::Bytes`].
+    SaveState {
+        /// Number from [`Answer::Saving`].
+        save: u32,
+        /// First byte wanted.
+        offset: u64,
+    },
+    /// The pages that are not all zero, of [`USED_BYTES`] of that VM's memory. Answered by [`Answer::Used`].
+    SaveUsed {
+        /// Number from [`Answer::Saving`].
+        save: u32,
+        /// GPA of the first page.
+        gpa: u64,
+    },
+    /// Bytes of that VM's memory. Answered by [`Answer::Bytes`].
+    SaveMemory {
+        /// Number from [`Answer::Saving`].
+        save: u32,
+        /// GPA of the first byte.
+        gpa: u64,
+        /// Number of bytes, at most [`MEMORY_CHUNK`].
+        bytes: u32,
+    },
+    /// End the save. Answered by [`Answer::Done`]: from the moment of [`Command::Save`] until then, the VM has made no
+    /// step.
+    SaveEnd {
+        /// Number from [`Answer::Saving`].
+        save: u32,
+        /// The VM goes on. Otherwise it ends: it lives in its file.
+        stay: bool,
+    },
+    /// Begin to restore a VM: take memory for it, and make its vCPUs. The lengths of its files mean nothing. One VM is
+    /// restored at a time. Answered by [`Answer::Upload`] when that is done, or by [`Answer::NotCreated`].
+    RestoreBegin {
+        /// What to restore.
+        config: VmConfig,
+        /// Number of bytes of its state.
+        state_bytes: u64,
+    },
+    /// The next bytes of the state of the VM that is being restored. Answered by [`Answer::Done`]; the last ones by
+    /// [`Answer::NotCreated`] if the VM cannot run here.
+    RestoreState {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+        /// The position in the state: the end of the data sent so far.
+        offset: u64,
+        /// At most [`UPLOAD_CHUNK`] bytes.
+        bytes: Vec<u8>,
+    },
+    /// A part of the memory of the VM that is being restored. Answered by [`Answer::Done`].
+    RestoreMemory {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+        /// GPA of the first byte.
+        gpa: u64,
+        /// At most [`MEMORY_CHUNK`] bytes.
+        bytes: Vec<u8>,
+    },
+    /// All state and memory was sent: the VM goes on. Answered by [`Answer::Created`].
+    RestoreFinish {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+    },
+    /// Discard the VM that is being restored. Answered by [`Answer::Done`].
+    RestoreAbort {
         /// Number from [`Answer::Upload`].
         upload: u32,
     },
@@ -309,6 +388,8 @@ pub enum StopReason {
     Commanded,
     /// An uncorrectable hardware error occurred while a vCPU ran.
     HardwareError,
+    /// It was saved to a file, and lives there.
+    Saved,
 }
 
 impl StopReason {
@@ -323,6 +404,7 @@ impl StopReason {
             Self::Halted => "halted for good",
             Self::Commanded => "stopped by command",
             Self::HardwareError => "hardware error",
+            Self::Saved => "saved",
         }
     }
 }
@@ -350,6 +432,17 @@ pub enum Answer {
         /// One line for people.
         why: String,
     },
+    /// To [`Command::Save`].
+    Saving(Box<Saving>),
+    /// To [`Command::Save`]: the VM runs on.
+    NotSaved {
+        /// One line for people.
+        why: String,
+    },
+    /// To [`Command::SaveState`] and [`Command::SaveMemory`].
+    Bytes(Vec<u8>),
+    /// To [`Command::SaveUsed`]: bit n of byte m is for page 8 m + n. Pages where the VM has no memory are zero.
+    Used(Vec<u8>),
     /// To [`Command::Stats`].
     Stats {
         /// Number of the VM.
@@ -428,6 +521,8 @@ pub enum Refusal {
     Own,
     /// The VM owns devices, and nothing records what they write.
     OwnsDevices,
+    /// No save with this number is under way.
+    NotSaving,
 }
 
 /// The part of a VM's description that prevents its creation.
@@ -447,6 +542,21 @@ pub enum About {
     Devices,
     /// Its share of the pCPUs.
     Share,
+    /// Its state, if it is restored.
+    State,
+}
+
+/// A VM that is being saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saving {
+    /// Names this in the commands that follow.
+    pub save: u32,
+    /// What the VM was created from.
+    pub config: VmConfig,
+    /// Number of bytes of its state.
+    pub state_bytes: u64,
+    /// Its memory: GPA and length of each region.
+    pub regions: Vec<(u64, u64)>,
 }
 
 /// The host.

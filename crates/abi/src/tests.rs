@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use proptest::prelude::{any, prop, proptest};
 
-use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
+use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, MEMORY_CHUNK, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
     ApicMode, Blob, Builder, CpuShare, DecodeCache, Devices, DirtyLogging, DirtySource, File, HyperV, Payload,
@@ -221,4 +221,12 @@ fn values_of_settings_have_names_of_their_own_by_which_they_are_found() {
     check::<RemoteFlush>();
     check::<Split>();
     check::<TagScheme>();
+}
+
+#[test]
+fn largest_pieces_of_a_saved_vm_fit_into_a_frame() {
+    let bytes = vec![0xff; MEMORY_CHUNK];
+    let command = Command::RestoreMemory { upload: u32::MAX, gpa: u64::MAX, bytes: bytes.clone() };
+    assert!(control::encode(&Request { id: u32::MAX, command }).is_ok());
+    assert!(control::encode(&Message::Reply { id: u32::MAX, result: Ok(control::Answer::Bytes(bytes)) }).is_ok());
 }

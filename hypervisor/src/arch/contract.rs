@@ -26,7 +26,7 @@ use crate::io::iommu::{Domain, Functions, Guard, RequesterId};
 use crate::layout::OwnPages;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
-use crate::vcpu::{Tally, Vcpu};
+use crate::vcpu::{Owner, Tally, Vcpu};
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
 use crate::vm::memory::Memory;
@@ -202,6 +202,28 @@ pub(crate) trait Arch: Sized + 'static {
     /// The interrupt of that port has changed.
     #[allow(dead_code, reason = "not every architecture has parents")]
     fn tool_port_interrupt(vm: &Vm, asserted: bool);
+    /// Whether VMs can be saved to a file.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn can_save() -> Result<(), &'static str>;
+    /// What a file keeps of the devices and clocks that the vCPUs of a paused VM share, when the host's clock was
+    /// `tick`.
+    fn save_shared(vm: &Vm, tick: u64) -> Vec<u8>;
+    /// A new VM that is paused takes this over, when the host's clock is `tick`. Comes before the vCPUs.
+    ///
+    /// # Errors
+    /// Why such a VM cannot run here, for people.
+    fn restore_shared(vm: &Vm, state: &[u8], tick: u64) -> Result<(), String>;
+    /// What a file keeps of a vCPU of such a VM.
+    fn save_vcpu(vm: &Vm, index: u32, owner: &mut Owner, tick: u64) -> Vec<u8>;
+    /// A vCPU takes this over.
+    ///
+    /// # Errors
+    /// Why it cannot have this state, for people.
+    fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8], tick: u64) -> Result<(), String>;
+    /// A paused VM's time stood still from one tick of the host's clock to another, and goes on.
+    fn time_stood_still(vm: &Vm, from: u64, to: u64);
     /// Whether a VM has children that it will not end itself.
     fn has_orphans(vm: &Vm) -> bool;
     /// Does a part of the end of such children.
@@ -407,6 +429,27 @@ macro_rules! implement {
                     platform::take_devices;
                 fn tool_port(vm: &$crate::vm::Vm) -> Option<&$crate::vm::tool_port::ToolPort> = platform::tool_port;
                 fn tool_port_interrupt(vm: &$crate::vm::Vm, asserted: bool) -> () = platform::tool_port_interrupt;
+                fn can_save() -> Result<(), &'static str> = saved::can_save;
+                fn save_shared(vm: &$crate::vm::Vm, tick: u64) -> alloc::vec::Vec<u8> = saved::save_shared;
+                fn restore_shared(
+                    vm: &$crate::vm::Vm,
+                    state: &[u8],
+                    tick: u64
+                ) -> Result<(), alloc::string::String> = saved::restore_shared;
+                fn save_vcpu(
+                    vm: &$crate::vm::Vm,
+                    index: u32,
+                    owner: &mut $crate::vcpu::Owner,
+                    tick: u64
+                ) -> alloc::vec::Vec<u8> = saved::save_vcpu;
+                fn restore_vcpu(
+                    vm: &$crate::vm::Vm,
+                    index: u32,
+                    owner: &mut $crate::vcpu::Owner,
+                    state: &[u8],
+                    tick: u64
+                ) -> Result<(), alloc::string::String> = saved::restore_vcpu;
+                fn time_stood_still(vm: &$crate::vm::Vm, from: u64, to: u64) -> () = saved::time_stood_still;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;
                 fn renew_statistics(vm: &$crate::vm::Vm) -> () = platform::renew_statistics;

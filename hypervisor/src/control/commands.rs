@@ -70,8 +70,15 @@ impl Control {
             not_about_itself(own, &command)?;
         }
         match command {
+            // It is paused, and would go on with the end of the save.
+            Command::Pause { vm } if self.is_saving(vm) => Err(Refusal::Busy),
             Command::Pause { vm } => self.attend(vm, |vm, attended| attended.pause(vm, asker)),
-            Command::Resume { vm } => self.attend(vm, |vm, attended| attended.resume(vm)),
+            Command::Resume { vm } => {
+                self.goes_on_without_save(vm);
+                self.attend(vm, |vm, attended| attended.resume(vm))
+            }
+            Command::Save { vm } => self.begin_save(asker, vm),
+            Command::RestoreBegin { config, state_bytes } => self.begin_restore(asker, config, state_bytes),
             Command::DirtyStart { vm, how, mirror } => {
                 self.attend(vm, |vm, attended| attended.start_log(vm, how, mirror))
             }
@@ -114,6 +121,14 @@ impl Control {
                 let is_written = running(vm)?.memory.write(Gpa(gpa), &bytes);
                 if is_written { Ok(Answer::Done) } else { Err(Refusal::NoMemoryThere) }
             }
+            Command::SaveState { save, offset } => self.saved_state(save, offset),
+            Command::SaveUsed { save, gpa } => self.used_pages(save, gpa),
+            Command::SaveMemory { save, gpa, bytes } => self.saved_memory(save, gpa, bytes),
+            Command::SaveEnd { save, stay } => self.finish_save(save, stay),
+            Command::RestoreState { upload, offset, bytes } => self.restore_state(upload, offset, &bytes),
+            Command::RestoreMemory { upload, gpa, bytes } => self.restore_memory(upload, gpa, &bytes),
+            Command::RestoreFinish { upload } => self.finish_restore(upload),
+            Command::RestoreAbort { upload } => self.abort_restore(upload),
             Command::Layout { kind } => layout::kind(kind).map(Answer::Layout).ok_or(Refusal::NoSuchLayout),
             Command::Places { first } => {
                 let all = layout::places(table().all_alive().map(|vm| &**vm)).into_iter();
@@ -130,6 +145,8 @@ impl Control {
             Command::PowerOff => {
                 self.exit_when_idle = true;
                 self.upload = None;
+                self.end_saving();
+                self.restoring = None;
                 table().all_alive().for_each(|vm| commanded_stop(vm));
                 Ok(Answer::Done)
             }
@@ -147,6 +164,8 @@ impl Control {
             | Command::CreateAbort { .. }
             | Command::Start { .. }
             | Command::TraceStart
+            | Command::Save { .. }
+            | Command::RestoreBegin { .. }
             | Command::Destroy { .. } => Err(Refusal::Busy),
         }
     }
@@ -154,6 +173,9 @@ impl Control {
     fn start(&mut self, number: u32) -> Result<Answer, Refusal> {
         if self.attended.iter().any(|attended| attended.number == number && !attended.destroyers.is_empty()) {
             return Err(Refusal::NotRunning);
+        }
+        if self.is_restoring(number) {
+            return Err(Refusal::Busy);
         }
         table().start(number)?;
         self.tell(number, VmEvent::Started);
@@ -214,6 +236,12 @@ impl Control {
     ) -> Result<R, Refusal> {
         let vm = running(number)?;
         act(&vm, self.attended(number))
+    }
+
+    /// Whether a command about this VM is unfinished, other than a dirty log.
+    pub(super) fn is_attended(&self, number: u32) -> bool {
+        let is_busy = |attended: &Attended| attended.awaited.is_some() || attended.pausing.is_some();
+        self.attended.iter().any(|attended| attended.number == number && is_busy(attended))
     }
 
     fn attended(&mut self, number: u32) -> &mut Attended {
@@ -333,7 +361,7 @@ impl Attended {
     }
 }
 
-fn running(number: u32) -> Result<Arc<Vm>, Refusal> {
+pub(super) fn running(number: u32) -> Result<Arc<Vm>, Refusal> {
     no_child(table().running(number)?).cloned()
 }
 
@@ -346,7 +374,9 @@ fn running_or_created(number: u32) -> Result<Arc<Vm>, Refusal> {
 fn not_about_itself(own: u32, command: &Command) -> Result<(), Refusal> {
     match *command {
         Command::PowerOff => Err(Refusal::Own),
-        Command::Pause { vm } | Command::Stop { vm } | Command::Destroy { vm } if vm == own => Err(Refusal::Own),
+        Command::Pause { vm } | Command::Stop { vm } | Command::Destroy { vm } | Command::Save { vm } if vm == own => {
+            Err(Refusal::Own)
+        }
         _ => Ok(()),
     }
 }

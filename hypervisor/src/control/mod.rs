@@ -3,7 +3,8 @@
 //! Only the first pCPU uses the port ([`poll`], called by its housekeeping). Nothing here waits for the tool: messages
 //! that do not fit into the port's buffers stay here, console output stays in its VM, and a guest with a full console
 //! waits by itself. This file decides the order. The transport is in [`port`], commands are in [`commands`] and
-//! [`upload`], serial lines in [`consoles`]. [`vm::table`](crate::vm::table) owns the VMs.
+//! [`upload`], [`saving`] and [`restoring`], serial lines in [`consoles`]. [`vm::table`](crate::vm::table) owns the
+//! VMs.
 //!
 //! A process in a parent VM may make requests too, by a port of that VM ([`visitor`]). Events and consoles' output go
 //! to the machine's own port only.
@@ -11,6 +12,8 @@
 mod commands;
 mod consoles;
 mod port;
+mod restoring;
+mod saving;
 mod upload;
 mod visitor;
 
@@ -33,6 +36,8 @@ use crate::{cpu, frames, trace};
 use commands::Attended;
 use consoles::Consoles;
 use port::{Asker, Peer, Port, Visitor};
+use restoring::Restoring;
+use saving::Saving;
 use upload::Upload;
 
 /// How long the last words may take, in seconds.
@@ -53,6 +58,11 @@ struct Control {
     attended: Vec<Attended>,
     /// The VM that a command creates.
     upload: Option<Upload>,
+    /// The VM that is being saved, and the one that is being restored.
+    saving: Option<Saving>,
+    restoring: Option<Restoring>,
+    /// VMs to forget when they have ended.
+    discarded: Vec<u32>,
     /// Who has started a trace that goes on.
     tracer: Option<Peer>,
     exit_when_idle: bool,
@@ -78,6 +88,9 @@ pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
         consoles: Consoles::new(terminal.then(|| (0..).zip(names)), slow_log),
         attended: Vec::new(),
         upload: None,
+        saving: None,
+        restoring: None,
+        discarded: Vec::new(),
         tracer: None,
         exit_when_idle,
         has_told_idle: false,
@@ -146,7 +159,8 @@ pub(crate) fn poll() -> bool {
     control.port.transmit();
     has_more |= control.answer_visitor();
 
-    if control.complete && table().all_alive().next().is_none() && control.upload.is_none() {
+    let is_making = control.upload.is_some() || control.restoring.is_some();
+    if control.complete && table().all_alive().next().is_none() && !is_making {
         control.idle();
     }
     has_more
@@ -207,6 +221,9 @@ impl Control {
         }
         self.attended.retain(|attended| !attended.is_done());
         has_more |= self.create(until);
+        self.save();
+        has_more |= self.restore(until);
+        self.let_go();
         has_more |= trace::goes_on();
         has_more
     }
@@ -233,6 +250,11 @@ impl Control {
                 if has_machine {
                     self.follow(ending.reason);
                 }
+            }
+            if let Some(at) = self.discarded.iter().position(|discarded| *discarded == number) {
+                self.discarded.swap_remove(at);
+                // It has just ended.
+                let _ = self.forget(number);
             }
             for asker in destroyers {
                 let answer = self.forget(number);

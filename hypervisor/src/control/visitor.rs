@@ -5,8 +5,8 @@
 //! earlier ones do not fit into their buffer. The machine's own port has its turn before, and is not disturbed.
 //!
 //! When the process closes the port, or dies, its requests are forgotten: no answer is sent to the next process. What
-//! it has started and only it can end, ends: an unfinished upload, a trace. A dirty log stays, because commands of
-//! their own begin, continue and end it.
+//! it has started and only it can end, ends: an unfinished upload, save or restore, a trace. A dirty log stays, because
+//! commands of their own begin, continue and end it.
 
 use alloc::sync::Arc;
 
@@ -66,6 +66,8 @@ impl Control {
         let Some(visitor) = self.visitor.take() else { return };
         let peer = visitor.peer();
         self.sender_left(peer);
+        self.saver_left(peer);
+        self.restorer_left(peer);
         if self.tracer == Some(peer) {
             self.stop_trace();
         }

@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, control, devices, dirty, end, find, lent, life, schedule, shootdown, suspend};
+use super::{Scenario, alone, control, devices, dirty, end, find, lent, life, saved, schedule, shootdown, suspend};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -47,6 +47,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TimerWhileHeld | Mutant::TimerNotMoved => lent::FROZEN,
         Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
         Mutant::PauseAnsweredEarly | Mutant::EndAnsweredEarly => control::COMMANDED,
+        Mutant::SavedTimeGoesOn => saved::STANDS_STILL,
         Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
         Mutant::WrittenForgotten | Mutant::TrackedNotFlushed => lent::tracked::HARVESTED,

@@ -12,6 +12,7 @@ mod firmware;
 mod lent;
 mod life;
 pub(crate) mod mistakes;
+mod saved;
 mod schedule;
 mod shootdown;
 mod suspend;
@@ -109,6 +110,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         suspend::SUSPEND,
         control::COMMANDED,
         control::ENDS_MEANWHILE,
+        saved::AND_RESTORED,
         tool_port::CARRIES_BYTES,
         visitor::BESIDE_HOST,
         visitor::HANGS_UP,

@@ -49,6 +49,8 @@ pub(crate) struct Creation {
     config: VmConfig,
     /// The PCI functions that it will have.
     given: Option<<Machine as Arch>::Given>,
+    /// Whether a kernel is loaded. A VM that is restored has one in its memory.
+    loads: bool,
     stage: Stage,
 }
 
@@ -65,6 +67,16 @@ enum Stage {
 const VCPUS_AT_ONCE: usize = 8;
 
 impl Creation {
+    /// The same for a VM that is restored: no kernel is loaded, and its vCPUs have no state yet.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub(crate) fn without_kernel(number: u32, config: VmConfig) -> Result<Self, NotCreated> {
+        let mut creation = Self::begin(number, config)?;
+        creation.loads = false;
+        Ok(creation)
+    }
+
     /// Begins the creation of VM `number` with this description.
     ///
     /// # Errors
@@ -96,7 +108,7 @@ impl Creation {
             }
         };
         let memory = memory.map_err(|error| lacks_memory(&config, &error))?;
-        Ok(Self { number, config, given, stage: Stage::Memory(Box::new(memory)) })
+        Ok(Self { number, config, given, loads: true, stage: Stage::Memory(Box::new(memory)) })
     }
 
     /// Does the next step of the creation. `spec` is the same in each step. Returns the VM when it is complete.
@@ -143,8 +155,12 @@ impl Creation {
             DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
             DecodeCache::Off | DecodeCache::Bytes => {}
         }
-        let entry =
-            Machine::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
+        let entry = if self.loads {
+            let loaded = Machine::load(&spec, &mut memory);
+            Some(loaded.map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?)
+        } else {
+            None
+        };
         if self.config.role == Role::Parent {
             memory.may_go_away();
         }
@@ -172,7 +188,7 @@ impl Creation {
     fn prepare(
         &self,
         memory: Memory,
-        entry: <Machine as Arch>::KernelEntry,
+        entry: Option<<Machine as Arch>::KernelEntry>,
     ) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
         let mut vcpus = Vec::new();
         frames::reserve(&mut vcpus, self.config.vcpus as usize)?;
@@ -180,7 +196,7 @@ impl Creation {
         let mut detail = String::new();
         detail.try_reserve_exact(DETAIL_BYTES).map_err(|_| Exhausted)?;
         let room = Room::take(self.config.vcpus)?;
-        Ok((Parts { memory, serial, room, detail, entry: Some(entry), child: None }, vcpus))
+        Ok((Parts { memory, serial, room, detail, entry, child: None }, vcpus))
     }
 
     fn complete(&mut self) -> Option<Arc<Vm>> {

@@ -12,6 +12,7 @@ pub(crate) mod fault;
 pub(crate) mod memory;
 pub(crate) mod rest;
 pub(crate) mod rivals;
+pub(crate) mod saved;
 pub(crate) mod serial;
 pub(crate) mod shares;
 pub(crate) mod spec;

@@ -5,6 +5,8 @@
 
 use alloc::vec::Vec;
 
+use serde::{Deserialize, Serialize};
+
 use crate::arch::{Arch, Machine};
 use crate::device::serial::SerialDevice;
 use crate::device::wired::{Interrupts, Wired};
@@ -15,6 +17,14 @@ type Register = <Uart as SerialDevice>::Register;
 
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
+
+/// What a file keeps of a line. Output is not in it: this host shows that, and the guest finds room for more.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct LineState {
+    uart: <Uart as SerialDevice>::State,
+    /// What the interrupt controller has last heard of its interrupt.
+    is_heard: bool,
+}
 
 /// One serial port. Callers pass on changes of its interrupt line by `tell`: whether it is asserted now.
 pub(crate) struct SerialLine(Wired<State>);
@@ -60,6 +70,22 @@ impl SerialLine {
     /// Input arrives. Returns the number of accepted bytes.
     pub(crate) fn receive(&self, bytes: &[u8], tell: impl FnOnce(bool)) -> usize {
         self.0.with(|state| state.uart.receive(bytes), tell)
+    }
+
+    /// Its state.
+    pub(crate) fn state(&self) -> LineState {
+        self.0.look(|state, is_heard| LineState { uart: state.uart.state(), is_heard })
+    }
+
+    /// Takes over a state. `None` for one that no UART has.
+    pub(crate) fn set_state(&self, state: &LineState, tell: impl FnOnce(bool)) -> Option<()> {
+        self.0.set_heard(state.is_heard);
+        let take_over = |line: &mut State| {
+            line.uart.set_state(&state.uart)?;
+            line.uart.set_transmit_room(true);
+            Some(())
+        };
+        self.0.with(take_over, tell)
     }
 
     /// Takes up to `most` bytes of output, and the time when the guest wrote the first of them.

@@ -10,7 +10,7 @@ mod register;
 
 use super::control_port;
 pub(crate) use el2::{self as hwvirt, entry, exit, format, irq_mask, tags, tlb, vcpu};
-pub(crate) use guest::{delivery, emulate, loader, platform};
+pub(crate) use guest::{delivery, emulate, loader, platform, saved};
 pub(crate) use host::{counter as clock, gic as interrupts, iommu, irq, paging, percpu, power, serial, virtio};
 
 /// This machine.

@@ -176,7 +176,7 @@ impl Machine {
     }
 
     /// The clock; it has moved on by `ticks`.
-    pub(super) fn pass(&self, ticks: u64) -> u64 {
+    pub(crate) fn pass(&self, ticks: u64) -> u64 {
         self.clock.fetch_add(ticks, Ordering::Relaxed) + ticks
     }
 

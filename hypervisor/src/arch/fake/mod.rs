@@ -16,6 +16,7 @@ pub(crate) mod iommu;
 pub(crate) mod machine;
 pub(crate) mod program;
 pub(crate) mod registers;
+pub(crate) mod saved;
 pub(crate) mod tags;
 pub(crate) mod vcpu;
 

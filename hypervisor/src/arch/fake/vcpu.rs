@@ -16,6 +16,7 @@ use super::hwvirt::HostContext;
 use super::loader::KernelEntry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
+use super::saved::SavedVcpu;
 use super::tags::{CpuTags, Needed, VcpuTags};
 use crate::arch::guest_ram::words::Word;
 use crate::arch::{Machine, VcpuState};
@@ -236,6 +237,35 @@ impl ArchVcpu {
 
     pub(super) fn set_timer(&mut self, deadline: u64) {
         self.deadline = Some(deadline);
+    }
+
+    /// What a file keeps of it.
+    pub(super) fn state(&self, tick: u64) -> SavedVcpu {
+        SavedVcpu {
+            at: self.at as u64,
+            is_off: self.activity == Activity::Off,
+            is_halted: self.activity == Activity::Halted,
+            is_stopped: self.is_stopped,
+            is_interrupted: self.is_interrupted,
+            has_rung: self.has_rung,
+            rings_in: self.deadline.map(|deadline| deadline.saturating_sub(tick)),
+            gprs: self.gprs,
+        }
+    }
+
+    /// Takes it over.
+    pub(super) fn set_state(&mut self, state: SavedVcpu, tick: u64) {
+        self.at = usize::try_from(state.at).unwrap_or(usize::MAX);
+        self.activity = match (state.is_off, state.is_halted) {
+            (true, _) => Activity::Off,
+            (false, true) => Activity::Halted,
+            (false, false) => Activity::Active,
+        };
+        self.is_stopped = state.is_stopped;
+        self.is_interrupted = state.is_interrupted;
+        self.has_rung = state.has_rung;
+        self.deadline = state.rings_in.map(|ticks| tick.saturating_add(ticks));
+        self.gprs = state.gprs;
     }
 
     /// The timer comes by so many ticks later.

@@ -13,7 +13,7 @@ mod vmx;
 
 use super::control_port;
 pub(crate) use backend::{entry, exit, hwvirt, irq_mask};
-pub(crate) use guest::{cpuid, delivery, emulate, loader, platform, registers, translate, vcpu, vp_state};
+pub(crate) use guest::{cpuid, delivery, emulate, loader, platform, registers, saved, translate, vcpu, vp_state};
 pub(crate) use host::{apic as interrupts, iommu, irq, paging, percpu, power, serial, tsc as clock, virtio};
 pub(crate) use stage2_format as format;
 pub(crate) use svm::{tags, tlb};

@@ -14,4 +14,5 @@ pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod own_machine;
 pub(crate) mod platform;
+pub(crate) mod saved;
 pub(crate) mod sysreg;

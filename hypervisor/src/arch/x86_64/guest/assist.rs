@@ -46,6 +46,12 @@ impl Assist {
         Self { page, is_told: false }
     }
 
+    /// By the MSR's value in a guest that is restored with its page.
+    pub(super) fn restored(register: VpAssistMsr, is_told: bool) -> Self {
+        let assist = Self::at(register);
+        Self { is_told: is_told && assist.is_on(), ..assist }
+    }
+
     /// Whether there is such a page.
     #[inline]
     pub(super) fn is_on(&self) -> bool {

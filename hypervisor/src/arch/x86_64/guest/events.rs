@@ -31,6 +31,15 @@ pub(super) enum Armed {
     Step(Step, bool),
 }
 
+/// Whether these are events that an entry can inject.
+pub(super) fn are_possible(state: &x86_events::State) -> bool {
+    let is_possible = |event: &Event| match event {
+        Event::Exception(exception) => exception.vector < 31 && exception.vector != vector::NMI,
+        Event::Interrupt(_) | Event::Nmi | Event::SoftwareInterrupt(_) => true,
+    };
+    [state.owed, state.interrupted].iter().flatten().all(is_possible)
+}
+
 /// The first vector above those of exceptions (APM vol. 2, 8.2).
 const FIRST_INTERRUPT: u8 = 32;
 

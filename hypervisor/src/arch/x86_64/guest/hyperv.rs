@@ -17,6 +17,7 @@ use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
 use hyperv_defs::{Answer, Checked, Control, Offered, Status, fast_input};
 use partition::Features as ChildFeatures;
 use sched::Pending;
+use serde::{Deserialize, Serialize};
 use spin::Mutex;
 use stage2::Access;
 use x86_defs::cpuid::Registers;
@@ -301,9 +302,13 @@ impl HyperV {
     fn write_clock(&self, registers: &mut VmRegisters, vm: &Vm) -> bool {
         let memory = &vm.memory;
         let mut clock = self.clock();
-        if let Some(child) = vm.as_child() {
+        let offset = match vm.as_child() {
+            Some(child) => child.tsc.lock().offset(),
+            None => vm.platform().tsc_offset.load(Ordering::Relaxed),
+        };
+        if offset != 0 {
             // Its guest's TSC is another.
-            let (now, offset) = (tsc::now(), child.tsc.lock().offset());
+            let now = tsc::now();
             clock.offset = reference_tsc::offset_for(now.wrapping_add_signed(offset), clock.scale, clock.time(now));
         }
         let shown = ReferenceTsc { sequence: registers.sequence, ..clock };
@@ -315,6 +320,59 @@ impl HyperV {
         // The guest sees an invalid page until all of it is written.
         let void = ReferenceTsc::INVALID.encode();
         memory.write(at, &void) && memory.write(Gpa(at.0 + sequence.len() as u64), rest) && memory.write(at, sequence)
+    }
+}
+
+/// What a file keeps of the interface: registers of the whole VM, and its time. Pages are in its memory.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SharedState {
+    time: u64,
+    guest_os_id: u64,
+    hypercall: u64,
+    reference_tsc: u64,
+    sequence: u32,
+    relies_on_tsc: bool,
+}
+
+/// For a file, while the VM is paused. It is no child.
+impl HyperV {
+    /// The state when the host's TSC was `tick`.
+    pub(super) fn state(&self, tick: u64) -> SharedState {
+        let registers = self.registers.lock();
+        SharedState {
+            time: self.clock().time(tick),
+            guest_os_id: self.guest_os_id.load(Ordering::Relaxed),
+            hypercall: registers.hypercall.0,
+            reference_tsc: registers.reference_tsc.0,
+            sequence: registers.sequence,
+            relies_on_tsc: registers.relies_on_tsc,
+        }
+    }
+
+    /// Takes over a state at `tick`. `None` if no guest could have it. The page of REFERENCE_TSC is written when the
+    /// VM's time goes on.
+    pub(super) fn set_state(&self, state: &SharedState, tick: u64) -> Option<()> {
+        let hypercall = HypercallMsr(state.hypercall);
+        if hypercall.page() >= cpuid::physical_addresses_end() {
+            return None;
+        }
+        self.set_time(tick, state.time);
+        self.guest_os_id.store(state.guest_os_id, Ordering::Relaxed);
+        let mut registers = self.registers.lock();
+        registers.hypercall = hypercall;
+        registers.reference_tsc = ReferenceTscMsr(state.reference_tsc);
+        registers.sequence = state.sequence;
+        registers.relies_on_tsc = state.relies_on_tsc;
+        Some(())
+    }
+
+    /// The VM's clocks have moved: writes the page of REFERENCE_TSC again.
+    pub(super) fn renew_clock(&self, vm: &Vm) {
+        let mut registers = self.registers.lock();
+        if registers.reference_tsc.is_enabled() {
+            // A guest that has named an address without memory has no such clock.
+            let _is_there = self.write_clock(&mut registers, vm);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) mod msr;
 pub(crate) mod own_machine;
 pub(crate) mod platform;
 pub(crate) mod registers;
+pub(crate) mod saved;
 pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod translate;

@@ -142,11 +142,16 @@ fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), Genera
     if number != msr::MISC_ENABLE {
         return arch.memory_types.write(number, value, cpuid::physical_address_bits()).ok_or(GeneralProtection);
     }
-    if value & !MISC_ENABLE_WRITABLE != MISC_ENABLE_READ_ONLY {
+    if !is_valid_misc_enable(value) {
         return Err(GeneralProtection);
     }
     arch.misc_enable = value;
     Ok(())
+}
+
+/// Whether a guest can have this value in MISC_ENABLE.
+pub(super) fn is_valid_misc_enable(value: u64) -> bool {
+    value & !MISC_ENABLE_WRITABLE == MISC_ENABLE_READ_ONLY
 }
 
 /// Registers that Linux accesses without checking CPUID, and that do nothing here: they read zero and ignore writes.

@@ -5,11 +5,13 @@
 //! Everything else is an empty bus: reads give ones, writes are dropped.
 
 use alloc::boxed::Box;
+use core::sync::atomic::AtomicI64;
 
 use abi::control::{Line, StopReason};
 use abi::payload::{self, Role, VmConfig};
 use addr::Gpa;
 use partition::Features;
+use serde::{Deserialize, Serialize};
 use spin::Mutex;
 use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT, TOOL_PORT_PIN};
 
@@ -24,11 +26,11 @@ use super::{delivery, mmio};
 use crate::arch::hypercall::Children;
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
-use crate::device::io_apic::IoApic;
+use crate::device::io_apic::{self, IoApic};
 use crate::device::pci::{self, Pci, Written};
 use crate::device::pit::{self, Pit};
 use crate::device::power::{self, PowerEvent};
-use crate::device::rtc::Rtc;
+use crate::device::rtc::{self, Rtc};
 use crate::device::uart;
 pub(crate) use crate::device::uart::Uart;
 use crate::io::iommu::Devices;
@@ -46,6 +48,8 @@ pub(crate) struct Platform {
     pub(super) pci: Mutex<Pci>,
     pit: Mutex<Pit>,
     rtc: Mutex<Rtc>,
+    /// What the guest's vCPUs add to the host's counter, if the VM is no child.
+    pub(super) tsc_offset: AtomicI64,
     /// For programs in a parent.
     tool_port: Option<Box<ToolPort>>,
     /// If it has the machine's devices.
@@ -69,9 +73,46 @@ impl Platform {
             pci: Mutex::new(Pci::with_functions(given_in(memory).into_iter().flat_map(Given::spaces))),
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
+            tsc_offset: AtomicI64::new(0),
             tool_port: (config.role == Role::Parent).then(|| Box::new(ToolPort::new())),
             own_machine: (config.devices == payload::Devices::All).then(|| Box::new(MachineOfVm::new())),
         }
+    }
+}
+
+/// What a file keeps of the devices that all vCPUs share. The power switch has no state.
+#[derive(Serialize, Deserialize)]
+pub(super) struct DevicesState {
+    io_apic: io_apic::State,
+    pci: pci::State,
+    pit: pit::State,
+    rtc: rtc::State,
+}
+
+/// For a file, while the VM is paused.
+impl Platform {
+    /// State of the devices, when it was `nanos` on the host's clock.
+    pub(super) fn devices(&self, nanos: u64) -> DevicesState {
+        DevicesState {
+            io_apic: self.io_apic.lock().state(),
+            pci: self.pci.lock().state(),
+            pit: self.pit.lock().state(nanos),
+            rtc: self.rtc.lock().state(),
+        }
+    }
+
+    /// Takes over their state. `None` if they cannot have it.
+    pub(super) fn set_devices(&self, state: &DevicesState, nanos: u64) -> Option<()> {
+        *self.pit.lock() = Pit::with_state(&state.pit, nanos)?;
+        *self.io_apic.lock() = IoApic::with_state(&state.io_apic);
+        *self.pci.lock() = Pci::with_state(&state.pci);
+        *self.rtc.lock() = Rtc::with_state(&state.rtc);
+        Some(())
+    }
+
+    /// The VM's time stood still for so long.
+    pub(super) fn devices_stood_still(&self, nanos: u64) {
+        self.pit.lock().stood_still(nanos);
     }
 }
 
@@ -263,7 +304,7 @@ pub(in crate::arch::x86_64) fn end_of_interrupt(vm: &Vm, vector: u8) {
         return machine.end_of_interrupt(vm, vector);
     }
     // The messages are gathered first: sending may take other locks.
-    let mut messages = [None; crate::device::io_apic::PINS];
+    let mut messages = [None; io_apic::PINS];
     let mut io_apic = vm.platform().io_apic.lock();
     for (slot, message) in messages.iter_mut().zip(io_apic.end_of_interrupt(vector)) {
         *slot = Some(message);
