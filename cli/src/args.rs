@@ -9,6 +9,7 @@ mod layout;
 mod machine;
 mod parent;
 mod payload;
+mod saved;
 mod setting;
 mod tlb;
 
@@ -27,6 +28,7 @@ pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use machine::{MachineBenchArgs, MachinePart};
 pub(crate) use parent::{ParentBenchArgs, ParentPart};
 pub(crate) use payload::PayloadArgs;
+pub(crate) use saved::{RestoreArgs, SaveArgs};
 use setting::setting;
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
@@ -37,7 +39,8 @@ Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 
 Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU with the VMs of a TOML file, and waits
 until they have ended. These commands control a running host from another terminal: `list`, `host`,
-`stats`, `top`, `metrics`, `trace`, `create`, `start`, `stop`, `destroy`, `pause`, `resume`, `dirty`.
+`stats`, `top`, `metrics`, `trace`, `create`, `start`, `stop`, `destroy`, `save`, `restore`, `pause`,
+`resume`, `dirty`.
 They also work inside of a parent VM, and control the host that it runs on.
 Without a command, `dunlin` means `dunlin run`.";
 
@@ -60,6 +63,7 @@ Examples:
   dunlin layout                           the hypervisor's data, by writer and cache line
   dunlin top                              exits and times of the VMs, live
   dunlin create vms/guest.toml --start    one more VM on a running host
+  dunlin save guest guest.vm              a VM into a file; `dunlin restore guest.vm` brings it back
   dunlin check                            whether this machine can run Dunlin itself
   dunlin image -o dunlin.iso              a bootable USB stick: a host with its VMs for any PC
   dunlin dirty rate                       pages that the VM writes per second";
@@ -209,6 +213,12 @@ pub(crate) enum Verb {
     Destroy(VmArgs),
     /// Show the free resources of a running host: memory, heap, tables, TLB tags
     Host(ListArgs),
+    /// Save a VM to a file, with its memory, and end it (or let it go on)
+    #[command(after_help = saved::SAVE_HELP)]
+    Save(SaveArgs),
+    /// Bring a saved VM back: it goes on where it was
+    #[command(after_help = saved::RESTORE_HELP)]
+    Restore(RestoreArgs),
     /// Stop a VM's vCPUs until `dunlin resume`
     Pause(WhichArgs),
     /// Continue a paused VM

@@ -38,6 +38,12 @@ impl Failure {
         self
     }
 
+    /// The same failure, behind what it means.
+    pub(crate) fn context(mut self, what: &str) -> Self {
+        self.what = format!("{what}: {}", self.what);
+        self
+    }
+
     /// Whether it names a remedy.
     pub(crate) fn has_help(&self) -> bool {
         self.help.is_some()

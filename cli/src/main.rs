@@ -4,7 +4,8 @@
 //! hypervisor in QEMU (`qemu`). It follows the run to its end (`session`) over the control port (`control`). `exec`
 //! handles a guest's command and its answer, `console` the terminal, and `summary` the results. `bench` measures by
 //! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `pause`, `resume` and `dirty` reach a running host
-//! through the `dunlin run` that started it (`share`); so do `create`, `start`, `stop`, `destroy` and `host` (`vms`).
+//! through the `dunlin run` that started it (`share`); so do `create`, `start`, `stop`, `destroy` and `host` (`vms`),
+//! `save` and `restore` (`saved`).
 //! `dunlin image` writes a file that any PC starts from (`image`), `dunlin payload` what GRUB of an installed machine
 //! passes to the hypervisor, and `dunlin check` tells whether this machine can start it (`check`).
 
@@ -30,6 +31,7 @@ mod qemu;
 mod quantity;
 mod records;
 mod report;
+mod saved;
 mod session;
 mod share;
 mod stats;
@@ -67,6 +69,8 @@ fn main() -> ExitCode {
         Some(Verb::Start(args)) => vms::run_start(&args).map(|()| 0),
         Some(Verb::Stop(args)) => vms::run_stop(&args).map(|()| 0),
         Some(Verb::Destroy(args)) => vms::run_destroy(&args).map(|()| 0),
+        Some(Verb::Save(args)) => saved::run_save(&args).map(|()| 0),
+        Some(Verb::Restore(args)) => saved::run_restore(&args).map(|()| 0),
         Some(Verb::Pause(args)) => dirty::run_pause(&args).map(|()| 0),
         Some(Verb::Resume(args)) => dirty::run_resume(&args).map(|()| 0),
         Some(Verb::Dirty(args)) => dirty::run(&args),

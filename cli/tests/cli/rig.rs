@@ -313,6 +313,16 @@ impl Host {
                 Answer::Done
             }
             Command::PowerOff | Command::Write { .. } => Answer::Done,
+            Command::Save { .. }
+            | Command::SaveState { .. }
+            | Command::SaveUsed { .. }
+            | Command::SaveMemory { .. }
+            | Command::SaveEnd { .. }
+            | Command::RestoreBegin { .. }
+            | Command::RestoreState { .. }
+            | Command::RestoreMemory { .. }
+            | Command::RestoreFinish { .. }
+            | Command::RestoreAbort { .. } => panic!("no test saves or restores a VM of this host"),
             Command::Exhaust { .. } => Answer::Taken(0),
             Command::Pause { vm }
             | Command::Resume { vm }
