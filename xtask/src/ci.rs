@@ -15,7 +15,6 @@ use anyhow::{Result, bail};
 
 use crate::artifacts::{self, AARCH64_BARE_METAL, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
 use crate::bochs;
-use crate::deny;
 use crate::house;
 use crate::other_qemu;
 use crate::reproducible;
@@ -39,7 +38,7 @@ struct Beside {
     action: fn(&Places) -> Result<()>,
 }
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 13] = [
     Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt, beside: None },
     Step {
         name: "house",
@@ -47,14 +46,6 @@ const STEPS: [Step; 14] = [
         needs: None,
         wants: &[],
         action: house_checks,
-        beside: None,
-    },
-    Step {
-        name: "deny",
-        what: "licences, sources and known weaknesses of the crates of others",
-        needs: None,
-        wants: &["pip"],
-        action: deny::check,
         beside: None,
     },
     Step {

