@@ -46,15 +46,18 @@ pub(crate) fn sha256(file: &Path) -> Result<String> {
     line.split_whitespace().next().map(str::to_owned).context("sha256sum prints no sum")
 }
 
-/// Copies the files of the repository as they are now, committed or not.
+/// Copies the repository as it is now, without what was built.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    let listed = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    for path in output(Command::new("git").args(listed).current_dir(from))?.split_terminator('\0') {
-        let (from, to) = (from.join(path), to.join(path));
-        // One that was removed and not committed is listed, too.
-        if from.is_file() {
-            fs::create_dir_all(to.parent().unwrap_or(&to))?;
-            fs::copy(&from, &to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    let names = fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))?;
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in names {
+        let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        if entry.is_dir() {
+            if name != "target" && name != ".git" {
+                copy_tree(&entry, &to.join(name))?;
+            }
+        } else {
+            fs::copy(&entry, to.join(&name)).with_context(|| format!("cannot copy {}", entry.display()))?;
         }
     }
     Ok(())
