@@ -277,6 +277,16 @@ fn periodic_timer_expires_once_at_the_end_of_time() {
 }
 
 #[test]
+fn timer_of_a_long_period_is_restored_where_a_whole_one_no_longer_fits() {
+    let mut timers = Timers::new();
+    assert_eq!(timers.write(COUNT, u64::MAX - 10, 0), Ok(()));
+    assert_eq!(timers.write(CONFIG, ENABLED | PERIODIC | DIRECT | vector(0x80), 0), Ok(()));
+    let mut restored = Timers::new();
+    assert_eq!(restored.set_state(&timers.state(), 1_000), Ok(()));
+    assert_eq!((timers.deadline(), restored.deadline()), (Some(u64::MAX - 10), Some(u64::MAX - 10)));
+}
+
+#[test]
 fn parent_finds_the_addresses_of_its_pages_and_enables_them() {
     let mut synic = Synic::with_pages(0xd_0000, 0xd_1000);
     assert_eq!((synic.read(msr::SIMP), synic.read(msr::SIEFP)), (Ok(0xd_0000), Ok(0xd_1000)));

@@ -208,9 +208,10 @@ impl Timer {
         self.count = state.count.get();
         self.write_config(TimerConfig(state.config.get()), now)?;
         let next = state.adjustment.get();
-        if self.config.is_periodic() && self.next.is_some() && next != 0 {
-            // Not later than its period: whoever wrote this does not stop the timer.
-            self.next = self.next.map(|latest| next.min(latest));
+        if self.config.is_periodic() && self.runs() && next != 0 {
+            // Not later than its period: whoever wrote this does not stop the timer. One that began early enough may
+            // expire before the end of time, although a whole period does not fit any more.
+            self.next = Some(next.min(now.saturating_add(self.period())));
         }
         if state.flags.get() & 1 != 0 && !self.config.is_direct() && self.config.sint() != 0 {
             let at = state.undelivered_expiry.get();
@@ -223,9 +224,12 @@ impl Timer {
     /// Restarts the timer from its registers. An undelivered message from before is dropped.
     fn start(&mut self, now: u64) {
         self.undelivered = None;
-        let runs = self.config.is_enabled() && self.count != 0;
         self.next = if self.config.is_periodic() { now.checked_add(self.period()) } else { Some(self.count) };
-        self.next = self.next.filter(|_| runs);
+        self.next = self.next.filter(|_| self.runs());
+    }
+
+    fn runs(&self) -> bool {
+        self.config.is_enabled() && self.count != 0
     }
 
     fn period(&self) -> u64 {
