@@ -40,6 +40,15 @@ pub struct Cap {
     pub ticks: u64,
     /// Length of a period in ticks.
     pub period: u64,
+    /// When the first period began, in ticks.
+    pub since: u64,
+}
+
+impl Cap {
+    /// The number of the period of `now`, from 0 on.
+    fn number(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since) / self.period
+    }
 }
 
 /// The share of a VM. It has its cache lines to itself: processors fetch two of 64 bytes at once.
@@ -73,12 +82,13 @@ impl Share {
     pub fn new(weight: u32, cap: Option<Cap>, cpus: CpuSet) -> Self {
         Self {
             weight: weight.clamp(1, Self::MAX_WEIGHT),
-            cap: cap.map(|Cap { ticks, period }| Cap { ticks: ticks.max(UNIT), period: period.max(UNIT) }),
+            cap: cap.map(|cap| Cap { ticks: cap.ticks.max(UNIT), period: cap.period.max(UNIT), ..cap }),
             cpus,
             time: AtomicU64::new(0),
             lead: AtomicU64::new(0),
             group: None,
-            budget: AtomicU64::new(pack(0, 0)),
+            // Nothing of the period before the first: the first gives all.
+            budget: AtomicU64::new(pack(u32::MAX, 0)),
         }
     }
 
@@ -172,14 +182,17 @@ impl Share {
     /// When the period after that of `now` begins.
     #[must_use]
     pub fn next_period(&self, now: u64) -> u64 {
-        self.whole().cap.map_or(now, |Cap { period, .. }| (now / period + 1).saturating_mul(period))
+        self.whole().cap.map_or(now, |cap| {
+            let next = cap.number(now).saturating_add(1);
+            cap.since.saturating_add(next.saturating_mul(cap.period))
+        })
     }
 
     /// Gives the budget of the periods that have begun, then changes what is left. Returns the new number of ticks.
     fn change_budget(&self, now: u64, change: impl Fn(i32) -> i32) -> u64 {
-        let Some(Cap { ticks, period }) = self.cap else { return u64::MAX };
-        let whole = i32::try_from(ticks / UNIT).unwrap_or(i32::MAX);
-        let current = low_half(now / period);
+        let Some(cap) = self.cap else { return u64::MAX };
+        let whole = i32::try_from(cap.ticks / UNIT).unwrap_or(i32::MAX);
+        let current = low_half(cap.number(now));
         let mut old = self.budget.load(Ordering::Relaxed);
         loop {
             let (last, left) = unpack(old);

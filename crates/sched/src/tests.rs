@@ -229,7 +229,7 @@ const PERIOD: u64 = 100_000_000;
 
 #[test]
 fn cap_is_a_number_of_ticks_in_each_period() {
-    let vm = Share::new(100, Some(Cap { ticks: PERIOD / 4, period: PERIOD }), CpuSet::ALL);
+    let vm = Share::new(100, Some(Cap { ticks: PERIOD / 4, period: PERIOD, since: 0 }), CpuSet::ALL);
     let quarter = PERIOD / 4 / 256 * 256;
     let mut now = 7 * PERIOD + 5;
     assert_eq!(vm.left(now), quarter);
@@ -250,6 +250,18 @@ fn cap_is_a_number_of_ticks_in_each_period() {
     // A pCPU whose clock is a little behind gives nothing, and takes nothing away.
     assert_eq!(vm.left(now + 49 * PERIOD), quarter);
     assert_eq!(Share::default().left(now), u64::MAX);
+}
+
+/// Periods are counted with 32 bits: on a host that runs for years, a VM must not seem to come from the future.
+#[test]
+fn cap_holds_on_a_host_that_has_run_for_years() {
+    let since = (PERIOD << 31) + (PERIOD << 30) + 5;
+    let vm = Share::new(100, Some(Cap { ticks: PERIOD / 4, period: PERIOD, since }), CpuSet::ALL);
+    assert_eq!(vm.left(since), PERIOD / 4 / 256 * 256);
+    vm.charge(PERIOD, since);
+    assert_eq!((vm.left(since), vm.next_period(since)), (0, since + PERIOD));
+    assert_eq!(vm.left(since - 1), 0, "nor does a clock that is a little behind");
+    assert!(vm.left(since + 4 * PERIOD) > 0);
 }
 
 #[test]
@@ -407,7 +419,7 @@ proptest! {
         percent in 1u64..400,
         runs in prop::collection::vec((1u64..20_000_000, 0u64..30_000_000), 100..400),
     ) {
-        let vm = Share::new(100, Some(Cap { ticks: PERIOD * percent / 100, period: PERIOD }), CpuSet::ALL);
+        let vm = Share::new(100, Some(Cap { ticks: PERIOD * percent / 100, period: PERIOD, since: 0 }), CpuSet::ALL);
         let (mut now, mut used) = (0, 0);
         for (ran, slept) in runs {
             now += slept;

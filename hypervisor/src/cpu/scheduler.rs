@@ -228,6 +228,11 @@ fn scale() -> u64 {
     VIRTUAL_HZ.checked_div(Machine::hz()).unwrap_or(1).max(1)
 }
 
+/// The host's time in virtual ticks.
+pub(crate) fn now() -> VirtualTime {
+    to_virtual(Machine::now())
+}
+
 /// Length of a period of caps, in virtual ticks.
 pub(crate) fn cap_period() -> u64 {
     to_virtual(Machine::hz() / PERIODS_PER_SECOND)
@@ -544,12 +549,12 @@ fn pull(cpu: &PerCpu, running: VirtualTime) {
 
 /// Whether a vCPU has to wait for its VM's next period. One that is to leave its guest for good does not.
 fn has_used_up_cap(vcpu: &VcpuRef) -> bool {
-    vcpu.share().left(to_virtual(Machine::now())) == 0 && !vcpu.vcpu().mailbox().has(Pending::STOP)
+    vcpu.share().left(now()) == 0 && !vcpu.vcpu().mailbox().has(Pending::STOP)
 }
 
 /// Keeps a vCPU out of the queues until its VM's next period.
 fn park(cpu: &PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let release_at = vcpu.share().next_period(to_virtual(Machine::now()));
+    let release_at = vcpu.share().next_period(now());
     stop_running(cpu, vcpu.share());
     cpu.scheduler.parked.lock().push_back((release_at, time, vcpu));
     // The next whole host tick: at the one before, the period has not begun.

@@ -47,7 +47,11 @@ pub(crate) fn of(config: &VmConfig, parent: Option<&Share>) -> Share {
     }
     let CpuShare { weight, cap_percent, .. } = config.share;
     let period = scheduler::cap_period();
-    let cap = cap_percent.map(|percent| Cap { ticks: period.saturating_mul(u64::from(percent)) / 100, period });
+    let cap = cap_percent.map(|percent| Cap {
+        ticks: period.saturating_mul(u64::from(percent)) / 100,
+        period,
+        since: scheduler::now(),
+    });
     let share = Share::new(weight, cap, cpus(config));
     match config.role {
         Role::Guest => share,
