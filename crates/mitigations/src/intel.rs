@@ -62,6 +62,7 @@ mod model {
     pub(super) const GOLDMONT: [u32; 3] = [0x5c, 0x5f, 0x7a];
     pub(super) const TREMONT: [u32; 3] = [0x86, 0x96, 0x9c];
     pub(super) const GRACEMONT: u32 = 0xbe;
+    pub(super) const KNIGHTS: [u32; 2] = [0x57, 0x85];
 }
 
 const MMIO: [u32; 17] = [
@@ -135,6 +136,10 @@ const LONG_HISTORY: [u32; 14] = [
     0xc6,
     0xbd,
 ];
+
+/// Cores without that weakness, by Intel's list. Later ones say so in IA32_ARCH_CAPABILITIES.
+const ONE_PAGE_SIZE: [&[u32]; 5] =
+    [&model::SILVERMONT, &model::AIRMONT, &model::GOLDMONT, &[model::TREMONT[0]], &model::KNIGHTS];
 
 const NO_MICROCODE: &str = "the microcode is too old";
 
@@ -222,7 +227,8 @@ pub(crate) fn plan(processor: &Processor, plan: &mut Plan) {
         let why = "indirect branches of the hypervisor are not kept out of the lower half of a cache line";
         plan.hold(Weakness::IndirectTargetSelection, Steps::empty(), false, "", why);
     }
-    if !has(has::PSCHANGE_MC_NO) && !is_atom {
-        plan.hold(Weakness::ItlbMultihit, Steps::empty(), false, "", "guests have large pages that they can execute");
+    if !has(has::PSCHANGE_MC_NO) && !ONE_PAGE_SIZE.iter().any(|models| is_of(models)) {
+        let by = "small pages for code of guests";
+        plan.hold(Weakness::ItlbMultihit, Steps::SMALL_CODE, true, by, "");
     }
 }

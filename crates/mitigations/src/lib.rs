@@ -176,6 +176,8 @@ bitflags! {
         const FLUSH_L1D = 1 << 11;
         /// At each exit: general registers of the guest are cleared, once they are stored.
         const CLEAR_REGISTERS = 1 << 12;
+        /// For good: stage 2 has no large page that a guest can execute. A fetch splits it.
+        const SMALL_CODE = 1 << 13;
     }
 }
 

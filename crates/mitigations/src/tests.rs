@@ -36,8 +36,12 @@ fn processors() -> [(&'static str, Processor, Steps); 12] {
         ..intel(model, stepping)
     };
     [
-        ("Haswell-EP", intel(0x3f, 2), old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS),
-        ("Skylake-SP", Processor { leaf_7_ebx: TSX, ..intel(0x55, 4) }, old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS),
+        ("Haswell-EP", intel(0x3f, 2), old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS | Steps::SMALL_CODE),
+        (
+            "Skylake-SP",
+            Processor { leaf_7_ebx: TSX, ..intel(0x55, 4) },
+            old | Steps::FLUSH_L1D | Steps::CLEAR_BUFFERS | Steps::SMALL_CODE,
+        ),
         // RDCL_NO, IBRS_ALL, MDS_NO, TSX_CTRL, FB_CLEAR, GDS_CTRL.
         (
             "Cascade Lake",
@@ -128,9 +132,8 @@ fn what_stays_open_is_what_no_step_can_hold() {
     for (name, processor, _) in processors() {
         let found = open(&Plan::of(&processor));
         let wanted: &[Weakness] = match name {
-            "Haswell-EP" => &[Weakness::ItlbMultihit],
             // The registers that gathers leave: its microcode says nothing of them here.
-            "Skylake-SP" => &[Weakness::GatherDataSampling, Weakness::ItlbMultihit],
+            "Skylake-SP" => &[Weakness::GatherDataSampling],
             "Cascade Lake" | "Ice Lake-SP" => &[Weakness::IndirectTargetSelection],
             "Goldmont" => &[Weakness::RegFileDataSampling],
             _ => &[],
@@ -198,6 +201,31 @@ fn no_step_writes_a_register_that_the_processor_does_not_report() {
         let automatic = vendor == Vendor::Amd && processor.extended_21_eax & 1 << 8 != 0;
         assert!(automatic || !steps.contains(Steps::AUTOMATIC_IBRS), "{processor:x?}");
         assert!(vendor == Vendor::Amd || !steps.contains(Steps::SERIALIZING_LFENCE), "{processor:x?}");
+    }
+}
+
+#[test]
+fn large_pages_of_code_are_split_where_two_page_sizes_stop_the_machine() {
+    const PSCHANGE_MC_NO: u64 = 1 << 6;
+    let plan = |model, capabilities| {
+        let has = if capabilities == 0 { 0 } else { ARCH_CAPABILITIES };
+        let found = intel(model, 1);
+        Plan::of(&Processor { leaf_7_edx: found.leaf_7_edx | has, capabilities, ..found })
+    };
+    // Nehalem to Cascade Lake, Tremont but for one, and cores that nobody knows.
+    for model in [0x1a, 0x2a, 0x3a, 0x3c, 0x3f, 0x4f, 0x55, 0x5e, 0x8e, 0x9e, 0x96, 0x9c, 0xff] {
+        let affected = plan(model, 1);
+        assert!(affected.steps.contains(Steps::SMALL_CODE), "{model:#x}");
+        assert!(matches!(affected.state(Weakness::ItlbMultihit), State::Held(_)), "{model:#x}");
+        let newer = plan(model, 1 | PSCHANGE_MC_NO);
+        assert!(!newer.steps.contains(Steps::SMALL_CODE), "{model:#x}");
+        assert_eq!(newer.state(Weakness::ItlbMultihit), State::NotAffected, "{model:#x}");
+    }
+    for model in [0x37, 0x4c, 0x5c, 0x7a, 0x86, 0x57, 0x85] {
+        assert!(!plan(model, 0).steps.contains(Steps::SMALL_CODE), "{model:#x}");
+    }
+    for family in [0x15, 0x17, 0x19, 0x1a] {
+        assert!(!Plan::of(&amd(family, 1, 0, 0)).steps.contains(Steps::SMALL_CODE), "AMD's family {family:#x}");
     }
 }
 

@@ -10,9 +10,10 @@
 //! page sizes for one address are no error as long as they agree. What is taken away, and what moves, needs INVEPT on
 //! each pCPU that may have it.
 //!
-//! Some processors raise a machine check where the page size of code changes and both sizes are cached (CVE-2018-12207,
-//! ITLB_MULTIHIT in IA32_ARCH_CAPABILITIES). Whoever uses this format there has to keep guests from executing large
-//! pages.
+//! Some processors stop with a machine check where the page size of code changes and both sizes are cached
+//! (CVE-2018-12207, itlb_multihit). A guest can do that in its own tables. It cannot where stage 2 maps code by 4 KiB:
+//! a translation is cached in the smaller of both sizes. So [`EptOf::small_code`] lets no large leaf be executable. A
+//! leaf that may be executed has a software bit instead; the first fetch splits it.
 //!
 //! # Devices walk the same tables
 //!
@@ -51,6 +52,8 @@ const BUSY: u64 = 1 << 11;
 /// What such an entry allowed besides reading.
 const WAS_WRITABLE: u64 = 1 << 54;
 const WAS_EXECUTABLE: u64 = 1 << 55;
+/// In a large leaf: the guest may execute the page, but not by a leaf this large.
+const IN_PARTS: u64 = 1 << 56;
 
 /// VT-x's format with four levels: GPAs below 2^48.
 pub type Ept = EptOf<9>;
@@ -62,6 +65,16 @@ pub struct EptOf<const INDEX_BITS: u32> {
     pub one_gib_pages: bool,
     /// Whether it records accesses and writes in entries (bit 21, and bit 6 of the EPT pointer).
     pub accessed_dirty: bool,
+    /// Whether only leaves of 4 KiB are executable.
+    pub small_code: bool,
+}
+
+impl<const INDEX_BITS: u32> EptOf<INDEX_BITS> {
+    /// The leaf, with the right to execute or without.
+    fn with_execute(&self, bits: u64, may_execute: bool) -> u64 {
+        let execute = if self.small_code && bits & LARGE != 0 { IN_PARTS } else { EXECUTE };
+        bits & !(EXECUTE | IN_PARTS) | if may_execute { execute } else { 0 }
+    }
 }
 
 impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
@@ -137,7 +150,7 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
         };
         // Dirty at first: to a dirty log, a new mapping is a change.
         let write = if access.write { WRITE | DIRTY } else { 0 };
-        hpa.0 | READ | write | execute(access) | kind | large(level)
+        self.with_execute(hpa.0 | READ | write | kind | large(level), access.execute)
     }
 
     fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
@@ -146,7 +159,7 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
         }
         let hpa = Hpa(bits & ADDRESS);
         if level == 0 || bits & LARGE != 0 {
-            let access = Access { read: true, write: may_write(bits), execute: bits & EXECUTE != 0 };
+            let access = Access { read: true, write: may_write(bits), execute: may_execute(bits) };
             PageTableEntry::Leaf { hpa, access }
         } else {
             PageTableEntry::Table(hpa)
@@ -154,7 +167,7 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
     }
 
     fn with_access(&self, bits: u64, access: Access) -> u64 {
-        let others = bits & !EXECUTE | execute(access);
+        let others = self.with_execute(bits, access.execute);
         match (may_write(bits), access.write) {
             (true, true) | (false, false) => others,
             (false, true) => others | WRITE,
@@ -166,11 +179,12 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
     }
 
     fn part(&self, bits: u64, level: u32, index: u64) -> u64 {
-        (bits & !LARGE | large(level)) + (index << (12 + INDEX_BITS * level))
+        let part = self.with_execute(bits & !LARGE | large(level), may_execute(bits));
+        part + (index << (12 + INDEX_BITS * level))
     }
 
     fn whole(&self, first: u64, level: u32) -> u64 {
-        first | large(level)
+        self.with_execute(first | large(level), may_execute(first))
     }
 
     fn gathered(&self, bits: u64, other: u64) -> u64 {
@@ -196,6 +210,10 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
 
     fn is_writable(&self, bits: u64) -> bool {
         bits & WRITE != 0
+    }
+
+    fn is_executable(&self, bits: u64) -> bool {
+        bits & IN_PARTS == 0
     }
 
     fn is_written(&self, bits: u64, source: Source) -> bool {
@@ -235,6 +253,7 @@ const fn large(level: u32) -> u64 {
     if level == 0 { 0 } else { LARGE }
 }
 
-const fn execute(access: Access) -> u64 {
-    if access.execute { EXECUTE } else { 0 }
+/// Whether the guest has the right to execute, by this leaf or by parts of it.
+const fn may_execute(bits: u64) -> bool {
+    bits & (EXECUTE | IN_PARTS) != 0
 }

@@ -22,8 +22,9 @@ pub enum Fault {
     /// Let the guest retry, after this processor has [flushed](Denial::flush) the denial. The guest may fault again if
     /// another processor was about to change the entry.
     Retry(Denial),
-    /// The page is in a large leaf that a dirty log has write-protected. [Split](Walk::split_at_fault) the leaf and
-    /// call [`Walk::fault`] again, or call it with [`Granularity::Whole`].
+    /// The page is in a large leaf that a dirty log has write-protected, or that the guest can
+    /// [execute](Format::is_executable) only in parts. [Split](Walk::split_at_fault) the leaf and call [`Walk::fault`]
+    /// again. At a write, another way is to call it with [`Granularity::Whole`].
     Large,
     /// Nothing is mapped there.
     Unmapped,
@@ -100,6 +101,9 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
 
         let format = self.format();
+        if wanted.execute && !format.is_executable(slot.bits) {
+            return Fault::Large;
+        }
         let is_protected = wanted.write && !format.is_writable(slot.bits);
         if is_protected && slot.level > 0 && granularity != Granularity::Whole {
             return Fault::Large;

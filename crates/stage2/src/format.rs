@@ -137,6 +137,10 @@ pub trait Format {
     /// Whether a write does not fault.
     fn is_writable(&self, bits: u64) -> bool;
 
+    /// Whether the guest can execute a leaf that allows it. If not, it can execute the parts: a fetch faults, and
+    /// splits the leaf.
+    fn is_executable(&self, bits: u64) -> bool;
+
     /// Whether the page may have been written since it was `write_protected` or `recorded`. A leaf that was neither
     /// counts as written.
     fn is_written(&self, bits: u64, source: Source) -> bool;

@@ -241,6 +241,10 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         bits & WRITE != 0
     }
 
+    fn is_executable(&self, _: u64) -> bool {
+        true
+    }
+
     fn is_written(&self, bits: u64, source: Source) -> bool {
         let by = match source {
             Source::WriteProtect => WRITE,

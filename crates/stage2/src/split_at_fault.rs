@@ -1,4 +1,4 @@
-//! Splits a large leaf that a fault has found write-protected.
+//! Splits a large leaf that a fault has found write-protected, or executable in parts only.
 
 use crate::split::{Dress, Split};
 use crate::{Format, Granularity, MapError, PageTableEntry, Pages, Source, Spare, Stale, Tlb, Walk};

@@ -173,7 +173,7 @@ impl<F: Format> Guest<F> {
 }
 
 const NPT: Npt = Npt { one_gib_pages: true, iommu: Iommu::AmdVi };
-const EPT: Ept = Ept { one_gib_pages: true, accessed_dirty: true };
+const EPT: Ept = Ept { one_gib_pages: true, accessed_dirty: true, small_code: false };
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 

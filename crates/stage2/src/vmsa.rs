@@ -263,6 +263,10 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         bits & WRITE != 0 || (self.records_writes && bits & DIRTY_MODIFIER != 0)
     }
 
+    fn is_executable(&self, _: u64) -> bool {
+        true
+    }
+
     /// Both sources use `S2AP[1]`: the hypervisor sets it, or the hardware.
     fn is_written(&self, bits: u64, _: Source) -> bool {
         bits & (WRITE | MARKED) != 0

@@ -167,7 +167,8 @@ fn open_in<F: Format>(run: &mut Running<'_>, tree: &Tree<F>, gpa: Gpa, needs: Ne
     resolved
 }
 
-/// Splits the large page that holds `gpa` down to a small one. Without a table, all of it counts as written.
+/// Splits the large page that holds `gpa` down to a small one. Without a table, all of it counts as written; a fetch
+/// cannot do without.
 #[cold]
 #[inline(never)]
 fn open_large(
@@ -178,7 +179,11 @@ fn open_large(
     mut granularity: Granularity,
 ) -> Resolved {
     loop {
-        if !split(run, &walking, gpa, granularity) {
+        if needs.access.execute {
+            if !split_for_fetch(run, &walking, gpa) {
+                return Resolved::End(Problem::OutOfTables);
+            }
+        } else if !split(run, &walking, gpa, granularity) {
             granularity = Granularity::Whole;
         }
         match run.vm.memory.walk(&AllTlbs::of(run.vm), &walking).fault(gpa, needs.access, granularity) {
@@ -231,6 +236,19 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
     run.tally.add(|count| &count.dirty_splits, splits);
     run.tally.add(|count| &count.stage2_broadcasts, tlbs.flushes());
     true
+}
+
+/// Splits the large page that holds `gpa`, from which the guest fetches: only small pages are executable here. No log
+/// limits that. Returns whether there was a table for it.
+fn split_for_fetch(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa) -> bool {
+    let (memory, tlbs) = (&run.vm.memory, AllTlbs::of(run.vm));
+    let spare = &mut run.owner.fault_state.spare;
+    if spare.count() == 0 && spare.fill(memory.tables(), 1).is_err() {
+        return false;
+    }
+    // The parts are as written, or as write-protected, as the whole.
+    let split = memory.walk(&tlbs, walking).split_at_fault(gpa, Granularity::WriteProtected, 0, spare);
+    split.map(|(owed, _)| owed.pay(&tlbs)).is_ok()
 }
 
 impl Memory {

@@ -1,9 +1,10 @@
 //! Faults, first touches, ageing and collapse, on one processor.
 
+use super::devices::walk_ept;
 use super::{EPT, GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Search, Source, Spare, Stale,
-    Tlb, Tree, Vmsa, Walker,
+    Access, Collapse, Epochs, Ept, Fault, Format, Granularity, Limbo, MapError, Quiescence, Search, Source, Spare,
+    Stale, Tlb, Tree, Vmsa, Walker,
 };
 use addr::{Gpa, Hpa};
 use core::cell::Cell as CoreCell;
@@ -101,6 +102,68 @@ fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
     assert_eq!(written_pages(NPT), 512);
     assert_eq!(written_pages(EPT), 512);
     assert_eq!(written_pages(arm(2).with_recorded_writes()), 512);
+}
+
+/// What the processor grants: see [`walk_ept`].
+fn executes(guest: &Guest<Ept>, pool: &Pool, gpa: u64) -> bool {
+    walk_ept(pool, guest.root(), Gpa(gpa)).is_some_and(|(_, access)| access.execute)
+}
+
+#[test]
+fn fetch_splits_a_large_page_where_code_is_small_and_leaves_its_neighbours_whole() {
+    let pool = Pool::of(8);
+    let mut guest = Guest::new(Ept { small_code: true, ..EPT }, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, GIB), Hpa(4 * GIB), Access::ALL).expect("maps");
+    let mut spare = Spare::new();
+    let fetch = |guest: &Guest<Ept>, spare: &mut Spare, gpa| {
+        guest.fault(&pool, Gpa(gpa), Access::READ_EXECUTE, Granularity::Whole, spare).0
+    };
+    assert!(leaf_at(&guest, &pool, 0x3000).is_some_and(|leaf| leaf.level == 2 && leaf.access == Access::ALL));
+    assert!(!executes(&guest, &pool, 0x3000), "the processor must not execute a gigabyte");
+    assert!(matches!(fetch(&guest, &mut spare, 0x3000), Fault::Large), "there is no table");
+
+    spare.fill(&pool, 2).expect("pool");
+    assert!(matches!(fetch(&guest, &mut spare, 0x3000), Fault::Retry(_)));
+    assert_eq!(leaf_at(&guest, &pool, 0x3000).map(|leaf| (leaf.level, leaf.hpa)), Some((0, Hpa(4 * GIB + 0x3000))));
+    assert!(executes(&guest, &pool, 0x3000) && executes(&guest, &pool, 2 * MIB - 1), "one split serves its 2 MiB");
+    assert!(leaf_at(&guest, &pool, 2 * MIB).is_some_and(|leaf| leaf.level == 1) && !executes(&guest, &pool, 2 * MIB));
+
+    // Data needs no split.
+    let (fault, _) = guest.fault(&pool, Gpa(2 * MIB), Access::READ_WRITE, Granularity::Whole, &mut spare);
+    assert!(matches!(fault, Fault::Retry(_)) && leaf_at(&guest, &pool, 2 * MIB).is_some_and(|leaf| leaf.level == 1));
+
+    // What becomes large again is not executable any more.
+    let (mut limbo, walkers) = (Limbo::<1>::new(), walkers());
+    assert_eq!(guest.walk_mut(&pool).collapse(&mut limbo, &walkers, Gpa(0), 1), Collapse::Done);
+    assert!(leaf_at(&guest, &pool, 0x3000).is_some_and(|leaf| leaf.level == 1 && leaf.access == Access::ALL));
+    assert!(!executes(&guest, &pool, 0x3000));
+
+    // A page without the right is denied, and not split.
+    let _ = guest.protect(&pool, range(2 * MIB, 2 * MIB), Access::READ_WRITE).expect("no table is needed");
+    assert!(matches!(fetch(&guest, &mut spare, 2 * MIB), Fault::Denied(leaf) if leaf.level == 1));
+}
+
+#[test]
+fn fetch_from_a_page_under_a_dirty_log_counts_as_no_write() {
+    for (granularity, source) in
+        [(Granularity::WriteProtected, Source::WriteProtect), (Granularity::Recorded, Source::Hardware)]
+    {
+        let pool = Pool::of(8);
+        let mut guest = Guest::new(Ept { small_code: true, ..EPT }, &pool).expect("pool");
+        let large = range(0, 2 * MIB);
+        let _ = guest.map(&pool, large, Hpa(0), Access::ALL).expect("maps");
+        let _ = guest.walk(&pool).clean_all(large, source);
+        let mut spare = Spare::new();
+        spare.fill(&pool, 1).expect("pool");
+
+        let (fault, _) = guest.fault(&pool, Gpa(0x5000), Access::READ_EXECUTE, granularity, &mut spare);
+        assert!(matches!(fault, Fault::Retry(_)) && executes(&guest, &pool, 0x5000));
+        let mut written = 0;
+        guest.walk(&pool).written(large, source, |page| written += page.bytes());
+        assert_eq!(written, 0, "{source:?}");
+        let (fault, _) = guest.fault(&pool, Gpa(0x6000), Access::READ_WRITE, granularity, &mut spare);
+        assert!(matches!(fault, Fault::Retry(_)));
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Encodings of entries, and trees of special shapes.
 
 use super::{EPT, GIB, Guest, NPT, Pool, leaf_at, range};
-use crate::{Access, Format, MapError, Memory, PageTableEntry, Vmsa};
+use crate::{Access, Ept, Format, MapError, Memory, PageTableEntry, Vmsa};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::Ordering;
 
@@ -34,6 +34,23 @@ fn ept_entries_are_spelled_as_the_manual_says() {
     assert_eq!(EPT.leaf(Hpa(0x4000_0000), 2, Access::READ_WRITE, Memory::Device), 0x4000_0283);
     assert_eq!(EPT.part(0x4000_02b7, 1, 3), 0x4060_02b7);
     assert_eq!(EPT.part(0x4060_02b7, 0, 511), 0x407f_f237);
+}
+
+#[test]
+fn large_ept_entry_is_not_executable_where_code_is_small() {
+    let small = Ept { small_code: true, ..EPT };
+    let hpa = Hpa(0x12_3440_0000);
+    assert_eq!(small.leaf(hpa, 0, Access::ALL, Memory::Normal), 0x12_3440_0237);
+    assert_eq!(small.leaf(hpa, 1, Access::READ_WRITE, Memory::Normal), 0x12_3440_02b3);
+    let large = small.leaf(hpa, 1, Access::ALL, Memory::Normal);
+    assert_eq!(large, 0x0100_0012_3440_02b3);
+    assert_eq!(small.decode(1, large), PageTableEntry::Leaf { hpa, access: Access::ALL });
+    assert_eq!(small.part(large, 0, 2), 0x12_3440_2237);
+    assert_eq!(small.whole(0x12_3440_0237, 1), large);
+    assert_eq!(small.with_access(large, Access::READ_WRITE), 0x12_3440_02b3);
+    assert_eq!(small.with_access(0x12_3440_02b3, Access::ALL), large);
+    let broken = small.broken(large);
+    assert_eq!((broken & 7, small.unbroken(broken)), (0, large));
 }
 
 #[test]

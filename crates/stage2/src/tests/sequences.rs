@@ -97,6 +97,9 @@ impl Format for Odd {
     fn is_writable(&self, bits: u64) -> bool {
         bits & 4 == 0
     }
+    fn is_executable(&self, _: u64) -> bool {
+        true
+    }
     fn is_written(&self, _: u64, _: Source) -> bool {
         true
     }
@@ -281,6 +284,16 @@ fn intel_agrees(tree: &Guest<Ept>, pool: &Pool, gpa: Gpa, to: Option<(u64, Acces
     assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
 }
 
+/// The same where large pages are not executable.
+fn intel_agrees_on_small_code(tree: &Guest<Ept>, pool: &Pool, gpa: Gpa, to: Option<(u64, Access)>) {
+    let is_large = tree.lookup(pool, gpa).is_some_and(|leaf| leaf.level > 0);
+    let allowed = |access: Access| Access { execute: access.execute && !is_large, ..access };
+    let found = devices::walk_ept(pool, tree.root(), gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), allowed(access))), "an access to {gpa}");
+    let found = devices::walk_by_vt_d(pool, tree.root(), gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
+}
+
 fn nothing_else<F>(_: &Guest<F>, _: &Pool, _: Gpa, _: Option<(u64, Access)>) {}
 
 proptest! {
@@ -298,7 +311,9 @@ proptest! {
     fn ept_agrees_with_the_model(
         steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, one_gib_pages: bool, accessed_dirty: bool,
     ) {
-        run(Ept { one_gib_pages, accessed_dirty }, pool, &steps, intel_agrees)?;
+        let ept = Ept { one_gib_pages, accessed_dirty, small_code: false };
+        run(ept, pool, &steps, intel_agrees)?;
+        run(Ept { small_code: true, ..ept }, pool, &steps, intel_agrees_on_small_code)?;
     }
 }
 

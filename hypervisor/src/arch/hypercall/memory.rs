@@ -393,9 +393,12 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
     let mut walk = memory.walk_mut(&tlbs, &mut shape);
     match walk.walk().fault(gpa, needs, memory.granularity()) {
         Fault::Retry(denial) => return Resolved::Again(denial),
-        // The first write to a large page while writes are tracked.
+        // The first write to a large page while writes are tracked, or the first fetch where only small ones are
+        // executable. A write can do without a table.
         Fault::Large => {
-            let _ = feed(partition, memory.tables(), 1, &mut store);
+            if feed(partition, memory.tables(), 1, &mut store).is_err() && needs.execute {
+                return Resolved::End(Problem::OutOfTables);
+            }
             memory.split_lent(walk.walk(), gpa, needs);
             return Resolved::Again(Denial::NONE);
         }

@@ -83,6 +83,11 @@ pub(super) fn enable() {
     }
 }
 
+/// Whether stage 2 must not have large pages that a guest can execute.
+pub(super) fn code_is_small() -> bool {
+    STEPS.load(Ordering::Relaxed) & Steps::SMALL_CODE.bits() != 0
+}
+
 /// A vCPU was made.
 pub(super) fn vcpu_made() {
     VCPUS_MADE.fetch_add(1, Ordering::Relaxed);

@@ -75,6 +75,7 @@ delegate! {
     fn touched(&self, bits: u64) -> u64;
     fn aged(&self, bits: u64) -> u64;
     fn is_writable(&self, bits: u64) -> bool;
+    fn is_executable(&self, bits: u64) -> bool;
     fn is_written(&self, bits: u64, source: Source) -> bool;
     fn write_protected(&self, bits: u64) -> u64;
     fn recorded(&self, bits: u64) -> u64;

@@ -56,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// Splits a large page at its first write. Without a table, all of it counts as written.
+    /// Splits a large page at its first write, or fetch. Without a table, all of it counts as written.
     pub(crate) fn split_lent<T: Tlb>(&self, walk: Walk<'_, Stage2Format, TablePool, T>, gpa: Gpa, needs: Access) {
         let mut spare = Spare::new();
         let is_split = spare.fill(&self.tables, 1).is_ok()

@@ -33,6 +33,7 @@ use x86_defs::vmx::controls::{self, Capability, FEATURE_CONTROL_LOCKED, FEATURE_
 use super::backend::Features;
 use super::host::paging;
 use super::host::processor::leaf;
+use super::speculation;
 use crate::check::{Finding, Verdict};
 pub(super) use entry::enter;
 pub(super) use exit::{handle, load_directory_pointers};
@@ -130,7 +131,8 @@ pub(super) fn features() -> Features {
 /// The format of the stage-2 tables that this machine walks.
 pub(super) fn stage2_format() -> Ept {
     let capability = capability();
-    Ept { one_gib_pages: capability.has_gib_pages(), accessed_dirty: capability.has_accessed_dirty() }
+    let (one_gib_pages, accessed_dirty) = (capability.has_gib_pages(), capability.has_accessed_dirty());
+    Ept { one_gib_pages, accessed_dirty, small_code: speculation::code_is_small() }
 }
 
 /// Turns VMX on for this pCPU. [`check`] must have succeeded.
