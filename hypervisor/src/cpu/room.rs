@@ -5,13 +5,23 @@
 
 use alloc::collections::TryReserveError;
 
+use crossbeam_utils::CachePadded;
+
 use super::all;
 use crate::frames::{self, Exhausted};
-use crate::sync::{Mutex, per_host};
+use crate::sync::{AtomicU32, Mutex, Ordering, per_host};
 
 per_host! {
     /// The number of vCPUs that the queues have room for.
     static VCPUS: Mutex<usize> = Mutex::new(0);
+    /// The number of VMs that have room. Each exit may read it.
+    static VMS: CachePadded<AtomicU32> = CachePadded::new(AtomicU32::new(0));
+}
+
+/// Whether there is one VM, which has all pCPUs to itself.
+#[inline]
+pub(crate) fn has_one_vm() -> bool {
+    VMS.load(Ordering::Relaxed) == 1
 }
 
 /// Room for the vCPUs of a VM. Goes back when it is dropped, which is after the last of them has run.
@@ -38,6 +48,7 @@ impl Room {
             return Err(Exhausted);
         }
         *all_vcpus = wanted;
+        VMS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { vcpus: vcpus as usize })
     }
 }
@@ -45,6 +56,7 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         let mut all_vcpus = VCPUS.lock();
+        VMS.fetch_sub(1, Ordering::Relaxed);
         *all_vcpus -= self.vcpus;
         shrink(*all_vcpus);
     }

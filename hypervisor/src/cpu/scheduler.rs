@@ -16,7 +16,7 @@ use sched::{Claim, CpuId, CpuSet, IdleSet, MAX_LAG, Member, Pending, RunQueue, S
 use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
-use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, this};
+use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, room, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host, point};
@@ -48,7 +48,8 @@ const HANDOVER_NANOS: u64 = 50_000;
 /// For how long a vCPU runs at least before a woken one takes its place. Without that, one that sleeps and wakes as
 /// fast as it can would leave the other nothing but switches. The same as Xen's `ratelimit_us`.
 const UNDISTURBED_NANOS: u64 = 1_000_000;
-/// How much a vCPU runs before its VM is charged for it, as long as it goes on. All vCPUs of a VM write one word then.
+/// How much a vCPU runs before its VM is charged for it while others wait for the pCPU. All vCPUs of a VM write one
+/// word then. While none waits, it is a whole slice.
 const CHARGE_NANOS: u64 = 100_000;
 /// Periods of caps per second.
 const PERIODS_PER_SECOND: u64 = 20;
@@ -189,11 +190,15 @@ impl Scheduler {
     }
 
     /// Charges the VM of the vCPU that runs here for what that ran until `now`, if it is at `least` so many host ticks.
+    /// A VM without others has nobody to share with, so its vCPUs need not write a common word.
     fn charge(&self, here: Proof<'_>, share: &Share, now: u64, least: u64) {
         let ran = now.saturating_sub(self.charged_until.get());
-        if ran >= least {
+        if ran < least {
+            return;
+        }
+        self.charged_until.set(here, now);
+        if competes(share) {
             share.charge(to_virtual(ran), to_virtual(now));
-            self.charged_until.set(here, now);
             self.note_times(here, share);
         }
     }
@@ -336,7 +341,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     // Before the first entry and after the last exit.
     let switching = now.saturating_sub(cpu.scheduler.started_at.get() + counted(tally) - counted_before);
     tally.add(|count| &count.host_ticks, switching);
-    cpu.scheduler.charge(here, share, now, least_charge(share));
+    cpu.scheduler.charge(here, share, now, least_charge(cpu, share));
     owner.uncharged = now.saturating_sub(cpu.scheduler.charged_until.get());
     stop_running(cpu, share);
     match left {
@@ -622,12 +627,12 @@ pub(crate) fn others_wait(cpu: &PerCpu) -> bool {
 pub(crate) fn is_due(cpu: &PerCpu, share: &Share) -> bool {
     let (now, here) = (Machine::now(), Proof::by_place());
     let state = &cpu.scheduler;
-    state.charge(here, share, now, least_charge(share));
+    state.charge(here, share, now, least_charge(cpu, share));
     if share.left(to_virtual(now)) == 0 {
         return true;
     }
     let is_over = now.saturating_sub(state.slice_began.get()) >= state.slice.get();
-    if is_over {
+    if is_over && competes(share) {
         settle(cpu, share);
     }
     if !others_wait(cpu) {
@@ -679,9 +684,20 @@ pub(crate) fn yields(cpu: &PerCpu) -> bool {
     others_wait
 }
 
+/// Whether what its vCPUs run counts: there are other VMs, or there is a cap.
+fn competes(share: &Share) -> bool {
+    share.is_capped() || !room::has_one_vm()
+}
+
 /// From how many host ticks on a VM is charged.
-fn least_charge(share: &Share) -> u64 {
-    if share.is_capped() { 1 } else { Machine::nanos_to_ticks(CHARGE_NANOS) }
+fn least_charge(cpu: &PerCpu, share: &Share) -> u64 {
+    if share.is_capped() {
+        1
+    } else if others_wait(cpu) {
+        Machine::nanos_to_ticks(CHARGE_NANOS)
+    } else {
+        Machine::hz() / SLICES_PER_SECOND
+    }
 }
 
 /// Arms this pCPU's timer for the first of these: the vCPU's own timer, those of blocked vCPUs, the end of the slice,
