@@ -46,6 +46,8 @@ define! {
     BlockWithoutTest,
     /// A vCPU blocks and leaves no timer behind.
     TimerLost,
+    /// Of an interrupt to many, those beyond the second step never get it.
+    RestNotSent,
     /// A timer expires and its vCPU is not notified.
     TimerNotPosted,
     /// A vCPU that runs again still counts as dormant.

@@ -44,6 +44,8 @@ bitflags! {
         const PAUSE = 1 << 7;
         /// A parent's vCPU: its children have left messages or events for it.
         const MESSAGE = 1 << 8;
+        /// The vCPU's own: it has sent an interrupt to some of many, and to the others it has not.
+        const SEND = 1 << 9;
     }
 }
 

@@ -171,6 +171,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn prepare(run: &mut Running<'_>);
     /// Lets the vCPU's own timers expire that are due by `now`, in ticks of the host's clock.
     fn expire_timers(run: &mut Running<'_>, now: u64);
+    /// Sends an interrupt to the vCPU `id`, if it exists: which one is in `what`.
+    fn post_interrupt(vm: &Vm, id: u32, what: u64);
     /// The owner takes over the events that `work` announces.
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
     /// Whether guests run by the second of the architecture's two back ends. It does not change.
@@ -407,6 +409,7 @@ macro_rules! implement {
                     platform::serial_interrupt;
                 fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::prepare;
                 fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = delivery::expire_timers;
+                fn post_interrupt(vm: &$crate::vm::Vm, id: u32, what: u64) -> () = delivery::post_interrupt;
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
                 fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;

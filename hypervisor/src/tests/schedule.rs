@@ -3,7 +3,7 @@
 use interleave::STEPS;
 use std::vec;
 
-use super::{Scenario, config, explore, run_guest};
+use super::{Scenario, config, explore, run_guest, start, until_gone};
 use crate::arch::fake::machine::Simulation;
 use crate::arch::fake::program::Op;
 
@@ -59,6 +59,31 @@ pub(super) const CROWD: Scenario = Scenario {
         let wake = |word| vec![Op::Yield, Op::Write(word, 1), Op::Interrupt(0), Op::Yield, Op::Stop];
         let last = vec![Op::Await(A, 1), Op::Yield, Op::Await(B, 1), Op::Write(C, 1), Op::Stop];
         run_guest(simulation, &config("crowd", 4), vec![first, wake(A), wake(B), last]);
+    },
+};
+
+/// A vCPU interrupts all others at once, which takes it several steps, while its VM is paused and goes on.
+pub(super) const TO_ALL: Scenario = Scenario {
+    name: "an interrupt to all reaches all",
+    cpus: 2,
+    count: 8_000,
+    steps: STEPS,
+    script: |simulation: &Simulation| {
+        let done = |number: u64| B + 8 * number;
+        let starts = (1..=4).map(Op::Start);
+        let sends = [Op::Write(A, 2), Op::InterruptOthers];
+        let all = |value| (1..=4).map(move |other| Op::Sleep(done(other), value));
+        let first = starts.chain(all(1)).chain(sends).chain(all(2)).chain([Op::ShutDown]);
+        let other = |number| {
+            let tell = |value| [Op::Write(done(number), value), Op::Interrupt(0)];
+            [&tell(1)[..], &[Op::Sleep(A, 2)], &tell(2), &[Op::Stop]].concat()
+        };
+        let programs = [first.collect()].into_iter().chain((1..=4).map(other)).collect();
+        let vm = start(simulation, &config("to-all", 5), programs);
+        vm.pause(true);
+        crate::sync::relax();
+        vm.pause(false);
+        until_gone(simulation, vm);
     },
 };
 
@@ -161,6 +186,11 @@ fn spinning_vcpu_gives_way_to_those_that_it_spins_for() {
 #[test]
 fn no_vcpu_waits_for_ever_when_there_are_more_of_them_than_pcpus() {
     explore(CROWD);
+}
+
+#[test]
+fn interrupt_to_all_vcpus_reaches_all_while_the_vm_is_paused_and_goes_on() {
+    explore(TO_ALL);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod run;
+pub(crate) mod unsent;
 
 use alloc::vec::Vec;
 use core::ops::Deref;
@@ -20,6 +21,7 @@ use crate::layout::OwnPages;
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 use crate::vm::fault::FaultState;
+use unsent::Unsent;
 
 /// This machine's types: events that others leave for a vCPU, its tags, and its state.
 type Posted = <Machine as Arch>::Posted;
@@ -56,6 +58,9 @@ pub(crate) struct Vcpu {
     counters: Counters,
     #[layout(owner)]
     owner: Owned<Owner>,
+    /// An interrupt that it has not sent to all yet.
+    #[layout(owner)]
+    unsent: Unsent,
 }
 
 /// Everything that a shootdown reads or writes of a target vCPU: one cache line of 64 bytes.
@@ -104,6 +109,7 @@ impl Vcpu {
             handle: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
+            unsent: Unsent::default(),
             owner: Owned::new(Owner {
                 arch,
                 ran_on: None,
@@ -159,6 +165,11 @@ impl Vcpu {
     #[inline]
     pub(crate) fn posted(&self) -> &Posted {
         &self.posted
+    }
+
+    /// An interrupt that it has not sent to all yet.
+    fn unsent(&self) -> &Unsent {
+        &self.unsent
     }
 
     /// Its counters, for reading.

@@ -10,7 +10,7 @@ use abi::counters::ExitReason;
 pub(crate) use abi::trace::RunEnd;
 use sched::Pending;
 
-use super::{Owner, Tally, Vcpu};
+use super::{Owner, Tally, Vcpu, unsent};
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::mutants::{self, Mutant};
@@ -133,14 +133,12 @@ fn run_loop<const SECOND_BACK_END: bool>(
         match Machine::handle_exit(SECOND_BACK_END, run) {
             Next::Resume | Next::Idle => {}
             Next::Interrupted => {
-                Machine::take_interrupts();
-                cpu::housekeeping(run.cpu);
-                Machine::expire_timers(run, Machine::now());
-                if scheduler::is_due(run.cpu, run.vm.share()) || trace::is_on() != traced.is_some() {
+                if let Some(end) = run.let_interrupts_in() {
+                    return end;
+                }
+                if trace::is_on() != traced.is_some() {
                     return RunEnd::Preempted;
                 }
-                run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
-                scheduler::arm(run.cpu, run.vm.share(), run.owner.arch.deadline());
             }
             Next::Yield => {
                 if scheduler::yields(run.cpu) {
@@ -204,7 +202,12 @@ fn take_pending(run: &mut Running<'_>) -> Option<RunEnd> {
     if work.contains(Pending::STOP) {
         return Some(RunEnd::Ended);
     }
-    if work.contains(Pending::PAUSE) { run.wait_while_held() } else { None }
+    if work.contains(Pending::PAUSE)
+        && let Some(end) = run.wait_while_held()
+    {
+        return Some(end);
+    }
+    if work.contains(Pending::SEND) { run.let_interrupts_in() } else { None }
 }
 
 /// Takes the pending work and does it, except work that concerns the VM.
@@ -223,6 +226,9 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
     }
     if work.contains(Pending::MESSAGE) {
         Machine::deliver_messages(run);
+    }
+    if work.contains(Pending::SEND) {
+        unsent::go_on(run.vm, run.vcpu);
     }
     Machine::prepare(run);
     work
@@ -258,6 +264,20 @@ impl Running<'_> {
         self.vm.is_paused() || self.vcpu.suspended().load(Ordering::SeqCst) != 0
     }
 
+    /// Takes the host's interrupts that wait. Returns why the run ends, if another vCPU is due.
+    #[inline(always)]
+    fn let_interrupts_in(&mut self) -> Option<RunEnd> {
+        Machine::take_interrupts();
+        cpu::housekeeping(self.cpu);
+        Machine::expire_timers(self, Machine::now());
+        if scheduler::is_due(self.cpu, self.vm.share()) {
+            return Some(RunEnd::Preempted);
+        }
+        self.owner.arch.renew_intercepts(scheduler::others_wait(self.cpu));
+        scheduler::arm(self.cpu, self.vm.share(), self.owner.arch.deadline());
+        None
+    }
+
     /// Blocks the vCPU as long as its VM is paused or the vCPU suspended. Posted work is done, but the guest does not
     /// run.
     #[cold]
@@ -265,8 +285,13 @@ impl Running<'_> {
     fn wait_while_held(&mut self) -> Option<RunEnd> {
         while self.is_held() {
             if self.vcpu.mailbox().has_work() {
-                if carry_out(self).contains(Pending::STOP) {
+                let work = carry_out(self);
+                if work.contains(Pending::STOP) {
                     return Some(RunEnd::Ended);
+                }
+                if work.contains(Pending::SEND) {
+                    Machine::take_interrupts();
+                    cpu::housekeeping(self.cpu);
                 }
                 // The post may have said that the pause is over.
                 if !mutants::is(Mutant::PauseNotLookedAtAgain) {

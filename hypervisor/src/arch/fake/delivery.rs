@@ -10,6 +10,7 @@ use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Message, Target};
 use crate::sync::{AtomicBool, Ordering};
 use crate::vcpu::run::Running;
+use crate::vcpu::unsent;
 use crate::vm::Vm;
 use crate::vm::child::{intercept, wait_between_instructions};
 use crate::vm::fault::Resolved;
@@ -43,6 +44,16 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
         vcpu.posted().interrupt();
         vm.post(id, Pending::INTERRUPT);
     }
+}
+
+/// The vCPU that this pCPU runs sends an interrupt to vCPUs by index.
+pub(crate) fn send_from(run: &Running<'_>, _: u8, ids: impl IntoIterator<Item = u32>) {
+    unsent::send(run.vm, run.vcpu, 0, ids);
+}
+
+/// Sends an interrupt to one.
+pub(crate) fn post_interrupt(vm: &Vm, id: u32, _: u64) {
+    send_fixed(vm, 0, [id]);
 }
 
 /// Sends an interrupt for a vCPU that leaves this pCPU to the target.

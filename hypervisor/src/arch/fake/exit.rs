@@ -12,6 +12,7 @@ use super::{clock, delivery, platform};
 use crate::arch::VcpuState as _;
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
+use crate::vcpu::unsent;
 use crate::vm::child::intercept;
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
@@ -28,6 +29,8 @@ pub(super) enum Exit {
     Flush { vcpus: u64, page: Option<u64> },
     /// This vCPU shall be interrupted.
     Interrupt(u32),
+    /// All others shall be interrupted.
+    InterruptOthers,
     /// This vCPU shall be interrupted, and run here next.
     HandOver(u32),
     /// This vCPU shall start.
@@ -71,6 +74,10 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
         }
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
         Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
+        Exit::InterruptOthers => {
+            let others = (0..run.vm.config.vcpus).filter(|&id| id != run.index);
+            unsent::send(run.vm, run.vcpu, 0, others);
+        }
         Exit::Start(target) => {
             run.vm.vcpus()[target as usize].posted().start();
             run.vm.post(target, Pending::STARTUP);

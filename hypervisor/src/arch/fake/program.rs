@@ -25,6 +25,8 @@ pub(crate) enum Op {
     Flush(u64, Option<u64>),
     /// Sends an interrupt to a vCPU.
     Interrupt(u32),
+    /// Sends an interrupt to all other vCPUs.
+    InterruptOthers,
     /// Sends an interrupt to a vCPU, which runs next on this pCPU.
     HandOver(u32),
     /// Starts a vCPU that waits for that.

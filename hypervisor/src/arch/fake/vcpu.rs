@@ -308,6 +308,7 @@ impl ArchVcpu {
                 }
                 return Err(self.leave_for(Exit::Flush { vcpus, page }));
             }
+            Op::InterruptOthers => return Err(self.leave_for(Exit::InterruptOthers)),
             Op::Interrupt(target) => return Err(self.leave_for(Exit::Interrupt(target))),
             Op::HandOver(target) => return Err(self.leave_for(Exit::HandOver(target))),
             Op::Start(target) => return Err(self.leave_for(Exit::Start(target))),

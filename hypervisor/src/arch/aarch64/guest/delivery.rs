@@ -10,6 +10,7 @@ use crate::arch::aarch64::el2::vcpu::ArchVcpu;
 use crate::device::gic::{self, Sgi};
 use crate::device::psci::PowerState;
 use crate::vcpu::run::Running;
+use crate::vcpu::unsent;
 use crate::vm::Vm;
 
 /// Requests that others leave for a vCPU.
@@ -104,13 +105,22 @@ fn prepare_lists(run: &mut Running<'_>) {
 /// The vCPU writes ICC_SGI1R_EL1.
 pub(super) fn send_sgi(run: &mut Running<'_>, value: u64) {
     let sgi = Sgi::decode(value);
-    for target in sgi.targets(run.index, run.vm.config.vcpus) {
-        if target == run.index {
-            run.owner.arch.gic.raise(sgi.intid);
-        } else if let Some(vcpu) = run.vm.vcpus().get(target as usize) {
-            vcpu.posted().interrupts.raise(sgi.intid);
-            run.vm.post(target, Pending::INTERRUPT);
+    let gic = &mut run.owner.arch.gic;
+    let others = sgi.targets(run.index, run.vm.config.vcpus).filter(|&target| {
+        let is_own = target == run.index;
+        if is_own {
+            gic.raise(sgi.intid);
         }
+        !is_own
+    });
+    unsent::send(run.vm, run.vcpu, sgi.intid.into(), others);
+}
+
+/// Sends the SGI with this number.
+pub(crate) fn post_interrupt(vm: &Vm, id: u32, intid: u64) {
+    if let (Some(vcpu), Ok(intid)) = (vm.vcpus().get(id as usize), intid.try_into()) {
+        vcpu.posted().interrupts.raise(intid);
+        vm.post(id, Pending::INTERRUPT);
     }
 }
 

@@ -13,6 +13,7 @@ use super::{assist, synic};
 use crate::arch::x86_64::backend;
 use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 use crate::vcpu::run::Running;
+use crate::vcpu::unsent;
 use crate::vm::Vm;
 
 /// Interrupts that others leave for a vCPU's local APIC.
@@ -89,13 +90,54 @@ pub(in crate::arch) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     match message.target {
         Target::SelfOnly => post_to(vm, sender, message),
         Target::Physical(id) => post_to(vm, Some(id), message),
-        Target::AllIncludingSelf => post_to(vm, everybody(), message),
-        Target::AllButSelf => post_to(vm, everybody().filter(|&id| Some(id) != sender), message),
+        Target::AllIncludingSelf => send_to_many(vm, sender, everybody(), message),
+        Target::AllButSelf => send_to_many(vm, sender, everybody().filter(|&id| Some(id) != sender), message),
         Target::Cluster { cluster, members } => post_to(vm, cluster_members(cluster, members), message),
         Target::Logical(destination) => {
-            post_to(vm, everybody().filter(|&id| answers(vm, id, destination)), message);
+            send_to_many(vm, sender, everybody().filter(|&id| answers(vm, id, destination)), message);
         }
     }
+}
+
+/// A vCPU sends in steps. A device does not: what it reaches is at most 255 vCPUs.
+fn send_to_many(vm: &Vm, sender: Option<u32>, ids: impl IntoIterator<Item = u32>, message: &Message) {
+    match sender.and_then(|sender| vm.vcpus().get(sender as usize)) {
+        Some(sender) if message.kind != Kind::LowestPriority => unsent::send(vm, sender, packed(message), ids),
+        _ => post_to(vm, ids, message),
+    }
+}
+
+/// The vCPU that this pCPU runs sends an edge-triggered interrupt to vCPUs by index.
+pub(in crate::arch) fn send_from(run: &Running<'_>, vector: u8, ids: impl IntoIterator<Item = u32>) {
+    unsent::send(run.vm, run.vcpu, packed(&fixed(vector)), ids);
+}
+
+/// Sends what [`packed`] has packed.
+pub(crate) fn post_interrupt(vm: &Vm, id: u32, what: u64) {
+    let [kind, vector, level, ..] = what.to_le_bytes();
+    let kind = match kind {
+        1 => Kind::Nmi,
+        2 => Kind::Init,
+        3 => Kind::Startup,
+        _ => Kind::Fixed,
+    };
+    post_to(vm, [id], &Message { kind, vector, level: level != 0, target: Target::Physical(id) });
+}
+
+/// What a vCPU's local APIC sends, without the target.
+fn packed(message: &Message) -> u64 {
+    let kind = match message.kind {
+        Kind::Nmi => 1,
+        Kind::Init => 2,
+        Kind::Startup => 3,
+        // The others come from devices.
+        _ => 0,
+    };
+    u64::from_le_bytes([kind, message.vector, message.level.into(), 0, 0, 0, 0, 0])
+}
+
+fn fixed(vector: u8) -> Message {
+    Message { kind: Kind::Fixed, vector, level: false, target: Target::AllIncludingSelf }
 }
 
 /// The first vCPU that a message with this target reaches.
@@ -120,8 +162,7 @@ fn answers(vm: &Vm, id: u32, destination: u8) -> bool {
 
 /// Sends an edge-triggered interrupt to vCPUs by index.
 pub(crate) fn send_fixed(vm: &Vm, vector: u8, ids: impl IntoIterator<Item = u32>) {
-    let message = Message { kind: Kind::Fixed, vector, level: false, target: Target::AllIncludingSelf };
-    post_to(vm, ids, &message);
+    post_to(vm, ids, &fixed(vector));
 }
 
 fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {

@@ -1,0 +1,88 @@
+//! An interrupt that a vCPU sends to many others.
+//!
+//! To post to one that sleeps is to wake it. So one write of a guest to its interrupt controller could keep its pCPU
+//! busy for as long as 512 wake-ups take, while the host's own interrupts wait. The sender posts to [`AT_ONCE`] of them
+//! and notes the rest here. [`Pending::SEND`] in its own mailbox keeps it out of its guest until it has posted to all,
+//! in steps. In between the pCPU takes its interrupts, and another vCPU may have its turn.
+
+use abi::payload::MAX_VCPUS;
+use sched::Pending;
+use vcpu_layout::{OwnerField, OwnerWord, Proof};
+
+use super::Vcpu;
+use crate::arch::{Arch, Machine};
+use crate::mutants::{self, Mutant};
+use crate::vm::Vm;
+
+/// How many vCPUs a sender posts to in one step. VMs of the fake machine are small.
+const AT_ONCE: usize = if cfg!(test) { 1 } else { 16 };
+
+const WORDS: usize = MAX_VCPUS.div_ceil(u64::BITS) as usize;
+
+/// What a vCPU still has to send. Only the pCPU that runs the vCPU uses it.
+#[derive(Debug, Default)]
+pub(crate) struct Unsent {
+    /// What is sent, as [`Arch::post_interrupt`] takes it.
+    what: OwnerWord,
+    /// Bit n of word w: vCPU `w * 64 + n` has not got it yet.
+    rest: [OwnerWord; WORDS],
+}
+
+impl OwnerField for Unsent {}
+
+impl Unsent {
+    fn add(&self, id: u32) {
+        if let Some(word) = self.rest.get((id / u64::BITS) as usize) {
+            word.set(Proof::by_place(), word.get() | 1 << (id % u64::BITS));
+        }
+    }
+
+    /// Takes the first one.
+    fn take(&self) -> Option<u32> {
+        let (number, word) = (0..).zip(&self.rest).find(|(_, word)| word.get() != 0)?;
+        let rest = word.get();
+        word.set(Proof::by_place(), rest & (rest - 1));
+        Some(number * u64::BITS + rest.trailing_zeros())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rest.iter().all(|word| word.get() == 0)
+    }
+}
+
+/// The vCPU `sender`, which this pCPU runs, sends `what` to the vCPUs `ids`, in ascending order. Those that do not
+/// exist get nothing.
+pub(crate) fn send(vm: &Vm, sender: &Vcpu, what: u64, ids: impl IntoIterator<Item = u32>) {
+    let mut ids = ids.into_iter();
+    for id in ids.by_ref().take(AT_ONCE) {
+        Machine::post_interrupt(vm, id, what);
+    }
+    if let Some(next) = ids.next() {
+        keep(vm, sender, what, next, ids);
+    }
+}
+
+#[cold]
+fn keep(vm: &Vm, sender: &Vcpu, what: u64, next: u32, others: impl Iterator<Item = u32>) {
+    let unsent = sender.unsent();
+    // An instruction that sends twice: first all of the first.
+    while let Some(id) = unsent.take() {
+        Machine::post_interrupt(vm, id, unsent.what.get());
+    }
+    unsent.what.set(Proof::by_place(), what);
+    core::iter::once(next).chain(others).for_each(|id| unsent.add(id));
+    sender.mailbox().leave(Pending::SEND);
+}
+
+/// One more step of what the vCPU `sender`, which this pCPU runs, has to send.
+#[cold]
+pub(crate) fn go_on(vm: &Vm, sender: &Vcpu) {
+    let unsent = sender.unsent();
+    for _ in 0..AT_ONCE {
+        let Some(id) = unsent.take() else { return };
+        Machine::post_interrupt(vm, id, unsent.what.get());
+    }
+    if !unsent.is_empty() && !mutants::is(Mutant::RestNotSent) {
+        sender.mailbox().leave(Pending::SEND);
+    }
+}
