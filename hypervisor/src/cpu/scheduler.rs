@@ -48,6 +48,9 @@ const HANDOVER_NANOS: u64 = 50_000;
 /// For how long a vCPU runs at least before a woken one takes its place. Without that, one that sleeps and wakes as
 /// fast as it can would leave the other nothing but switches. The same as Xen's `ratelimit_us`.
 const UNDISTURBED_NANOS: u64 = 1_000_000;
+/// How much of a switch is charged to the VM of the vCPU that runs next: vCPUs that yield to each other all the time
+/// would take from other VMs what their switches take. What is longer is housekeeping for all.
+const LONGEST_SWITCH_NANOS: u64 = 50_000;
 /// How much a vCPU runs before its VM is charged for it while others wait for the pCPU. All vCPUs of a VM write one
 /// word then. While none waits, it is a whole slice.
 const CHARGE_NANOS: u64 = 100_000;
@@ -85,6 +88,10 @@ pub(crate) struct Scheduler {
     /// Host time up to which they were charged.
     #[layout(owner)]
     charged_until: OwnerWord,
+    /// Host time up to which the last one was accounted for. What a switch takes from then on is the next one's. Zero:
+    /// there was something else in between.
+    #[layout(owner)]
+    switched_since: OwnerWord,
     /// Host time at which its slice began.
     #[layout(owner)]
     slice_began: OwnerWord,
@@ -122,6 +129,7 @@ impl Scheduler {
             vm_time: OwnerWord::new(0),
             whole_time: OwnerWord::new(0),
             charged_until: OwnerWord::new(0),
+            switched_since: OwnerWord::new(0),
             slice_began: OwnerWord::new(0),
             slice: OwnerWord::new(0),
             undisturbed_until: OwnerWord::new(0),
@@ -315,7 +323,12 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     let shared = vcpu.vcpu();
     let mut held = shared.own();
     let (owner, proof) = held.split();
-    cpu.scheduler.charged_until.set(here, now.saturating_sub(owner.uncharged));
+    let longest = now.saturating_sub(Machine::nanos_to_ticks(LONGEST_SWITCH_NANOS));
+    let since = match cpu.scheduler.switched_since.get() {
+        0 => now,
+        since => since.max(longest),
+    };
+    cpu.scheduler.charged_until.set(here, since.saturating_sub(owner.uncharged));
     shared.mailbox().run_on(cpu.id);
     let tally = shared.tally(proof);
     tally.add(|count| &count.wait_ticks, shared.waited(now));
@@ -343,6 +356,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     tally.add(|count| &count.host_ticks, switching);
     cpu.scheduler.charge(here, share, now, least_charge(cpu, share));
     owner.uncharged = now.saturating_sub(cpu.scheduler.charged_until.get());
+    cpu.scheduler.switched_since.set(here, now);
     stop_running(cpu, share);
     match left {
         RunEnd::Blocked => {
@@ -603,6 +617,7 @@ fn release_parked(cpu: &PerCpu, now: u64) {
 
 /// Sleeps until an interrupt, unless there is work after all.
 fn idle(cpu: &PerCpu) {
+    cpu.scheduler.switched_since.set(Proof::by_place(), 0);
     IDLE.announce(cpu.id);
     let has_work = runners().any(|other| other.scheduler.has_for(cpu.id));
     if !has_work || mutants::is(Mutant::IdleWithoutLook) {
