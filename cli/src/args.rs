@@ -11,6 +11,7 @@ mod parent;
 mod payload;
 mod saved;
 mod setting;
+mod storms;
 mod tlb;
 
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub(crate) use parent::{ParentBenchArgs, ParentPart};
 pub(crate) use payload::PayloadArgs;
 pub(crate) use saved::{RestoreArgs, SaveArgs};
 use setting::setting;
+pub(crate) use storms::StormsArgs;
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
@@ -286,6 +288,9 @@ pub(crate) enum Measurement {
     /// Measure the cost of a dirty log for the guest: speed over time, instructions, tables
     #[command(after_long_help = bench_dirty::HELP)]
     Dirty(Box<DirtyBenchArgs>),
+    /// Count what a VM that keeps the hypervisor busy costs its neighbour
+    #[command(after_long_help = storms::HELP)]
+    Storms(StormsArgs),
     /// Compare guests of a parent VM with guests of KVM: the same QEMU, the same emulated machine
     #[command(after_long_help = parent::HELP)]
     Parent(ParentBenchArgs),

@@ -22,6 +22,7 @@ mod plain;
 mod record;
 mod report;
 mod soak;
+mod storms;
 mod tags;
 mod target;
 mod tlb;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Decode(decode)) => measure("decode", &|log| decode::run(decode, log)),
         Some(Measurement::Layout(layout)) => measure("layout", &|log| layout::run(layout, log)),
         Some(Measurement::Dirty(dirty)) => measure("dirty", &|log| dirty::run(dirty, log)),
+        Some(Measurement::Storms(storms)) => measure("storms", &|log| storms::run(storms, log)),
         Some(Measurement::Parent(parent)) => measure("parent", &|log| parent::run(parent, log)),
         Some(Measurement::Machine(machine)) => measure("machine", &|log| machine::run(machine, log)),
         Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {

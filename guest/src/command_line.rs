@@ -7,6 +7,8 @@ pub struct Settings<'a> {
     pub experiments: Option<&'a str>,
     /// `iterations=N`: rounds of each loop.
     pub iterations: Option<u64>,
+    /// `iterations=endless`: a single exit is repeated for `seconds=`, as fast as it goes.
+    pub endless: bool,
     /// `cpus=N`: use at most this many CPUs.
     pub cpus: Option<usize>,
     /// `seconds=N`: how long an experiment that is measured in time runs.
@@ -196,7 +198,10 @@ impl<'a> Settings<'a> {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             let understood = match key {
                 "experiments" => set(&mut settings.experiments, Some(value).filter(|list| !list.is_empty())),
-                "iterations" => set(&mut settings.iterations, number(value).filter(|n| *n > 0)),
+                "iterations" => {
+                    settings.endless = value == "endless";
+                    settings.endless || set(&mut settings.iterations, number(value).filter(|n| *n > 0))
+                }
                 "cpus" => {
                     set(&mut settings.cpus, number(value).filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok()))
                 }

@@ -23,11 +23,27 @@ pub(super) fn iterations(context: &Context) -> u64 {
 
 /// Measures one loop with and without its instruction.
 pub(super) fn measure(context: &Context, name: &str, pair: Pair) -> Outcome {
+    if context.settings.endless {
+        return repeat(context, name, |n| Some((pair.full)(n)));
+    }
     let n = iterations(context);
     let empty = Batches::measure(|| (pair.empty)(n)).median();
     let full = Batches::measure(|| (pair.full)(n));
     report(name, n, full, empty);
     DONE
+}
+
+/// Repeats a loop as fast as it goes, for `seconds=N` (5): what a bad neighbour does.
+fn repeat(context: &Context, name: &str, some: impl Fn(u64) -> Option<u64>) -> Outcome {
+    const AT_A_TIME: u64 = 100;
+    let end = tsc::now() + tsc::seconds(context.settings.seconds.unwrap_or(5));
+    let (mut done, mut lost) = (0u64, 0);
+    while tsc::now() < end {
+        lost += u64::from(some(AT_A_TIME).is_none());
+        done += AT_A_TIME;
+    }
+    record!("record", experiment = name, repeated = done);
+    Outcome::Done { failures: lost }
 }
 
 pub(super) fn report(name: &str, n: u64, full: Batches, empty: u64) {
@@ -59,6 +75,9 @@ pub(super) fn page_fault(context: &Context) -> Outcome {
 /// Measures interrupts that are sent and taken: `send` returns the ticks of a number of them, or `None` if one got
 /// lost.
 pub(super) fn measure_interrupts(context: &Context, name: &str, send: impl Fn(u64) -> Option<u64>) -> Outcome {
+    if context.settings.endless {
+        return repeat(context, name, send);
+    }
     let n = iterations(context);
     let mut lost = 0;
     let empty = Batches::measure(|| (loops::EMPTY.full)(n)).median();
