@@ -75,12 +75,12 @@ const AARCH64: [Storm; 12] = [
 
 const MIXED: Storm = storm("mixed", "sends interrupts among 4 vCPUs that halt, fault and exit", 4, "mixed");
 const PAGE_FAULTS: Storm = storm("page-faults", "has page faults of its own", 1, "page-fault iterations=endless");
-/// Of these pages it touches one in 3.4 us; then it is over.
+/// It touches a page in 3.4 us, and ends when it has touched this many: after 2.1 s.
 const TOUCHES: Storm = with(
     "populate = \"touch-4K\"",
     storm("first-touches", "touches new memory, a fault of stage 2 each", 1, "fresh-pages iterations=620000"),
 );
-/// So the neighbour of that one computes for this many seconds.
+/// For how many seconds the neighbour computes beside [`TOUCHES`], which ends by itself.
 const SECONDS_OF_TOUCHES: u32 = 2;
 const TIMER: Storm = storm("timer", "has a timer that expires all the time", 1, "timer-storm");
 const NAPS: Storm = storm("naps", "sleeps until a timer that has almost expired", 1, "naps");

@@ -65,7 +65,7 @@ pub(crate) fn send(vm: &Vm, sender: &Vcpu, what: u64, ids: impl IntoIterator<Ite
 #[cold]
 fn keep(vm: &Vm, sender: &Vcpu, what: u64, next: u32, others: impl Iterator<Item = u32>) {
     let unsent = sender.unsent();
-    // An instruction that sends twice: first all of the first.
+    // The guest's instruction has sent before. That interrupt goes first, to all who have not got it.
     while let Some(id) = unsent.take() {
         Machine::post_interrupt(vm, id, unsent.what.get());
     }
