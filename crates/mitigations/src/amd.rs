@@ -15,6 +15,9 @@ const SRSO_NO: u32 = 1 << 29;
 /// CPUID leaf 8000_0021, ECX.
 const TSA_NO: u32 = 1 << 1 | 1 << 2;
 
+/// CPUID leaf 8000_000A, EDX.
+pub(crate) const VIRTUAL_SPEC_CTRL: u32 = 1 << 20;
+
 /// The families of Zen: 1 and 2 (and Hygon's), 3 and 4, 5.
 const ZEN: u32 = 0x17;
 const HYGON: u32 = 0x18;

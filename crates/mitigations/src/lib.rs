@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod amd;
+mod guest;
 mod intel;
 mod last_vm;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use bitflags::bitflags;
 use x86_defs::msr;
 use x86_defs::registers::efer;
 
+pub use guest::Reports;
 pub use last_vm::LastVm;
 
 /// Whose processor it is.
@@ -76,11 +78,11 @@ pub struct Processor {
     pub capabilities: u64,
     /// Threads of a core.
     pub threads_per_core: u32,
+    /// The processor gives guests a SPEC_CTRL of their own: in the VMCB, and in force beside the host's.
+    pub switches_spec_ctrl: bool,
 }
 
-/// The MSR that says what a processor does not have.
-pub const ARCH_CAPABILITIES: u32 = 0x10a;
-/// CPUID leaf 7 EDX: it exists.
+/// CPUID leaf 7 EDX: there is the MSR that says what a processor does not have.
 const HAS_ARCH_CAPABILITIES: u32 = 1 << 29;
 
 impl Processor {
@@ -100,6 +102,7 @@ impl Processor {
             extended_21_ecx: 0,
             capabilities: 0,
             threads_per_core: 1,
+            switches_spec_ctrl: false,
         }
     }
 
@@ -122,6 +125,7 @@ impl Processor {
         let [_, _, _, leaf_7_2_edx] = cpuid(7, 2);
         let [_, extended_8_ebx, ..] = cpuid(0x8000_0008, 0);
         let [extended_21_eax, _, extended_21_ecx, _] = cpuid(0x8000_0021, 0);
+        let [_, _, _, extended_a_edx] = cpuid(0x8000_000a, 0);
         // Threads of a core: Intel's topology leaf, or AMD's.
         let [_, by_leaf_b, ..] = cpuid(0xb, 0);
         let [_, by_leaf_1e, ..] = cpuid(0x8000_001e, 0);
@@ -140,8 +144,9 @@ impl Processor {
             extended_8_ebx,
             extended_21_eax,
             extended_21_ecx,
-            capabilities: if leaf_7_edx & HAS_ARCH_CAPABILITIES != 0 { msr(ARCH_CAPABILITIES) } else { 0 },
+            capabilities: if leaf_7_edx & HAS_ARCH_CAPABILITIES != 0 { msr(msr::ARCH_CAPABILITIES) } else { 0 },
             threads_per_core,
+            switches_spec_ctrl: extended_a_edx & amd::VIRTUAL_SPEC_CTRL != 0,
         })
     }
 }
@@ -158,7 +163,7 @@ bitflags! {
         const HISTORY_DISABLED = 1 << 2;
         /// At the start: LFENCE waits for all earlier instructions (DE_CFG).
         const SERIALIZING_LFENCE = 1 << 3;
-        /// At each exit: SPEC_CTRL.IBRS, and zero at each entry.
+        /// At each exit: SPEC_CTRL.IBRS, also where it is set already.
         const IBRS_AT_EXIT = 1 << 4;
         /// At each exit: the return stack is filled with calls.
         const FILL_RETURN_STACK = 1 << 5;
@@ -178,6 +183,10 @@ bitflags! {
         const CLEAR_REGISTERS = 1 << 12;
         /// For good: stage 2 has no large page that a guest can execute. A fetch splits it.
         const SMALL_CODE = 1 << 13;
+        /// Guests have SPEC_CTRL and PRED_CMD.
+        const GUEST_CONTROLS = 1 << 14;
+        /// At each exit and entry: SPEC_CTRL is the host's, and the guest's again.
+        const SWITCH_SPEC_CTRL = 1 << 15;
     }
 }
 
@@ -185,15 +194,21 @@ impl Steps {
     /// What the start of a pCPU writes: the bits to set, and the registers that they are in.
     pub fn at_start(self) -> impl Iterator<Item = (u32, u64)> {
         let bit = |step: Self, bit: u64| if self.contains(step) { bit } else { 0 };
-        let spec_ctrl =
-            bit(Self::IBRS_ALWAYS, msr::SPEC_CTRL_IBRS) | bit(Self::HISTORY_DISABLED, msr::SPEC_CTRL_BHI_DIS_S);
         [
-            (msr::SPEC_CTRL, spec_ctrl),
+            (msr::SPEC_CTRL, self.difference(Self::IBRS_AT_EXIT).spec_ctrl()),
             (msr::EFER, bit(Self::AUTOMATIC_IBRS, efer::AIBRSE)),
             (msr::DE_CFG, bit(Self::SERIALIZING_LFENCE, msr::DE_CFG_LFENCE_SERIALIZES)),
         ]
         .into_iter()
         .filter(|&(_, bits)| bits != 0)
+    }
+
+    /// SPEC_CTRL while the hypervisor runs.
+    #[must_use]
+    pub const fn spec_ctrl(self) -> u64 {
+        let has_ibrs = self.intersects(Self::IBRS_ALWAYS.union(Self::IBRS_AT_EXIT));
+        let ibrs = if has_ibrs { msr::SPEC_CTRL_IBRS } else { 0 };
+        ibrs | if self.contains(Self::HISTORY_DISABLED) { msr::SPEC_CTRL_BHI_DIS_S } else { 0 }
     }
 }
 
@@ -301,7 +316,7 @@ impl Plan {
     #[must_use]
     pub fn of(processor: &Processor) -> Self {
         let mut plan = Self {
-            steps: Steps::CLEAR_REGISTERS,
+            steps: Steps::CLEAR_REGISTERS | guest::steps(processor),
             states: [State::NotAffected; Weakness::ALL.len()],
             has_siblings: processor.threads_per_core > 1,
         };

@@ -4,7 +4,7 @@ extern crate std;
 use std::string::String;
 use std::vec::Vec;
 
-use crate::{LastVm, Plan, Processor, State, Steps, Vendor, Weakness};
+use crate::{LastVm, Plan, Processor, Reports, State, Steps, Vendor, Weakness};
 
 const SPEC_CTRL_AND_IBPB: u32 = 1 << 26;
 const ARCH_CAPABILITIES: u32 = 1 << 29;
@@ -23,11 +23,19 @@ fn amd(family: u32, model: u32, extended_8_ebx: u32, extended_21_eax: u32) -> Pr
     Processor { extended_8_ebx, extended_21_eax, ..Processor::new(Vendor::Amd, family, model, 1) }
 }
 
+/// SVM gives guests a SPEC_CTRL of their own: since Zen 3.
+fn virtual_controls(family: u32, model: u32, extended_8_ebx: u32, extended_21_eax: u32) -> Processor {
+    let controls = extended_8_ebx | 1 << 15 | 1 << 24 | 1 << 28;
+    Processor { switches_spec_ctrl: true, ..amd(family, model, controls, extended_21_eax) }
+}
+
 /// Twelve processors with the microcode of 2025, and the steps for each.
 fn processors() -> [(&'static str, Processor, Steps); 12] {
-    const EVERY: Steps = Steps::CLEAR_REGISTERS;
-    let old = EVERY | Steps::IBRS_AT_EXIT | Steps::FILL_RETURN_STACK | Steps::IBPB_BETWEEN_VMS | Steps::CLEAR_HISTORY;
-    let enhanced = EVERY | Steps::IBRS_ALWAYS | Steps::IBPB_BETWEEN_VMS;
+    const EVERY: Steps = Steps::CLEAR_REGISTERS.union(Steps::GUEST_CONTROLS);
+    const SWITCHED: Steps = EVERY.union(Steps::SWITCH_SPEC_CTRL);
+    let old =
+        SWITCHED | Steps::IBRS_AT_EXIT | Steps::FILL_RETURN_STACK | Steps::IBPB_BETWEEN_VMS | Steps::CLEAR_HISTORY;
+    let enhanced = SWITCHED | Steps::IBRS_ALWAYS | Steps::IBPB_BETWEEN_VMS;
     let forgets = EVERY | Steps::IBPB_AT_EXIT;
     let capable = |model, stepping, capabilities, leaf_7_2_edx| Processor {
         leaf_7_edx: OLD_INTEL | ARCH_CAPABILITIES,
@@ -67,20 +75,24 @@ fn processors() -> [(&'static str, Processor, Steps); 12] {
         ),
         ("Goldmont", intel(0x5c, 9), old),
         ("Zen 1 (Naples)", amd(0x17, 0x01, 1 << 12, 0), forgets | Steps::SERIALIZING_LFENCE),
-        ("Zen 2 (Rome)", amd(0x17, 0x31, 1 << 12 | 1 << 14, 0), forgets | Steps::SERIALIZING_LFENCE),
+        (
+            "Zen 2 (Rome)",
+            amd(0x17, 0x31, 1 << 12 | 1 << 14, 0),
+            forgets | Steps::SWITCH_SPEC_CTRL | Steps::SERIALIZING_LFENCE,
+        ),
         (
             "Zen 3 (Milan)",
-            amd(0x19, 0x01, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 28),
+            virtual_controls(0x19, 0x01, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 28),
             forgets | Steps::CLEAR_BUFFERS,
         ),
         (
             "Zen 4 (Genoa)",
-            amd(0x19, 0x11, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 8 | 1 << 28),
+            virtual_controls(0x19, 0x11, 1 << 12 | 1 << 14, 1 << 2 | 1 << 5 | 1 << 8 | 1 << 28),
             forgets | Steps::CLEAR_BUFFERS,
         ),
         (
             "Zen 5 (Turin)",
-            amd(0x1a, 0x02, 1 << 12 | 1 << 14, 1 << 2 | 1 << 8 | 1 << 28 | 1 << 29),
+            virtual_controls(0x1a, 0x02, 1 << 12 | 1 << 14, 1 << 2 | 1 << 8 | 1 << 28 | 1 << 29),
             EVERY | Steps::AUTOMATIC_IBRS | Steps::IBPB_BETWEEN_VMS,
         ),
     ]
@@ -201,7 +213,86 @@ fn no_step_writes_a_register_that_the_processor_does_not_report() {
         let automatic = vendor == Vendor::Amd && processor.extended_21_eax & 1 << 8 != 0;
         assert!(automatic || !steps.contains(Steps::AUTOMATIC_IBRS), "{processor:x?}");
         assert!(vendor == Vendor::Amd || !steps.contains(Steps::SERIALIZING_LFENCE), "{processor:x?}");
+        let reports = processor.reports();
+        assert!(reports.spec_ctrl() != 0 || !steps.contains(Steps::SWITCH_SPEC_CTRL), "{processor:x?}");
+        assert!(!steps.contains(Steps::IBRS_AT_EXIT) || steps.contains(Steps::SWITCH_SPEC_CTRL), "{processor:x?}");
+        let told = reports.for_guests(&Plan::of(&processor));
+        assert_eq!(told.spec_ctrl() & !reports.spec_ctrl(), 0, "a guest is told of no bit that does not exist");
+        assert_eq!(told.pred_cmd() & !reports.pred_cmd(), 0, "{processor:x?}");
+        assert_eq!(told.arch_capabilities().is_some(), reports.arch_capabilities().is_some(), "{processor:x?}");
     }
+}
+
+#[test]
+fn guests_have_the_controls_of_the_processor_and_none_where_mitigations_are_off() {
+    for (name, processor, steps) in processors() {
+        let plan = Plan::of(&processor);
+        let (reports, told) = (processor.reports(), processor.reports().for_guests(&plan));
+        assert_eq!(told.spec_ctrl(), reports.spec_ctrl(), "{name}");
+        assert_eq!(told.pred_cmd(), reports.pred_cmd(), "{name}");
+        assert_eq!(told.spec_ctrl() == 0, name == "Zen 1 (Naples)", "{name}: {:#x}", told.spec_ctrl());
+        assert_ne!(told.pred_cmd(), 0, "{name}");
+
+        let off = reports.for_guests(&plan.off());
+        assert_eq!((off.spec_ctrl(), off.pred_cmd()), (0, 0), "{name}");
+        assert_eq!(off.capabilities & 1 << 1, 0, "{name}: no enhanced IBRS without SPEC_CTRL");
+        assert!(steps.contains(Steps::GUEST_CONTROLS), "{name}");
+    }
+}
+
+#[test]
+fn guests_are_told_what_the_processor_does_not_have_and_what_the_host_holds_for_them() {
+    const SKIP_L1D_FLUSH: u64 = 1 << 3;
+    const PSCHANGE_MC_NO: u64 = 1 << 6;
+    const TSX_CTRL: u64 = 1 << 7;
+    const GDS_CTRL: u64 = 1 << 25;
+    for (name, processor, _) in processors() {
+        let (reports, plan) = (processor.reports(), Plan::of(&processor));
+        let told = reports.for_guests(&plan);
+        if let Some(capabilities) = told.arch_capabilities() {
+            assert_ne!(capabilities & PSCHANGE_MC_NO, 0, "{name}: small pages for code hold it, or it is not affected");
+            assert_ne!(capabilities & SKIP_L1D_FLUSH, 0, "{name}");
+            assert_eq!(capabilities & (TSX_CTRL | GDS_CTRL), 0, "{name}: controls that only the host has");
+            let host = reports.capabilities & !(TSX_CTRL | GDS_CTRL);
+            assert_eq!(capabilities & host, host, "{name}");
+        }
+        if name.starts_with("Zen") {
+            assert_ne!(told.extended_21_eax & 1 << 2, 0, "{name}: LFENCE waits, the host has seen to it");
+            assert_eq!(told.extended_21_eax & 1 << 29, reports.extended_21_eax & 1 << 29, "{name}: SRSO_NO");
+        }
+    }
+}
+
+#[test]
+fn each_report_has_its_bits_of_the_registers() {
+    let of = |leaf_7_edx, leaf_7_2_edx, extended_8_ebx| Reports {
+        leaf_7_edx,
+        leaf_7_2_edx,
+        extended_8_ebx,
+        ..Reports::default()
+    };
+    for (reports, spec_ctrl, pred_cmd) in [
+        (of(0, 0, 0), 0, 0),
+        (of(1 << 26, 0, 0), 1 << 0, 1),
+        (of(1 << 27, 0, 0), 1 << 1, 0),
+        (of(1 << 31, 0, 0), 1 << 2, 0),
+        (of(0, 1 << 0, 0), 1 << 7, 0),
+        (of(0, 1 << 1, 0), 3 << 3, 0),
+        (of(0, 1 << 2, 0), 3 << 5, 0),
+        (of(0, 1 << 3, 0), 1 << 8, 0),
+        (of(0, 1 << 4, 0), 1 << 10, 0),
+        (of(0, 1 << 5, 0), 0, 0),
+        (of(0, 0, 1 << 12), 0, 1),
+        (of(0, 0, 1 << 14), 1 << 0, 0),
+        (of(0, 0, 1 << 15), 1 << 1, 0),
+        (of(0, 0, 1 << 24), 1 << 2, 0),
+        (of(0, 0, 1 << 28), 1 << 7, 0),
+        (Reports { extended_21_eax: 1 << 27, ..Reports::default() }, 0, 1 << 7),
+    ] {
+        assert_eq!((reports.spec_ctrl(), reports.pred_cmd()), (spec_ctrl, pred_cmd), "{reports:x?}");
+    }
+    assert_eq!(Reports { capabilities: 5, ..Reports::default() }.arch_capabilities(), None);
+    assert_eq!(Reports { capabilities: 5, ..of(1 << 29, 0, 0) }.arch_capabilities(), Some(5));
 }
 
 #[test]

@@ -110,12 +110,28 @@ pub const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
 pub const SPEC_CTRL: u32 = 0x48;
 /// SPEC_CTRL: predictions of less privileged code do not steer indirect branches (IBRS).
 pub const SPEC_CTRL_IBRS: u64 = 1 << 0;
+/// SPEC_CTRL: predictions of one thread do not steer indirect branches of the core's other threads (STIBP).
+pub const SPEC_CTRL_STIBP: u64 = 1 << 1;
+/// SPEC_CTRL: loads do not run ahead of older stores whose address is not known (SSBD).
+pub const SPEC_CTRL_SSBD: u64 = 1 << 2;
+/// SPEC_CTRL, Intel's: indirect branches wait for their target, at CPL 3 and at CPL 0 to 2 (IPRED_DIS).
+pub const SPEC_CTRL_IPRED_DIS: u64 = 3 << 3;
+/// SPEC_CTRL, Intel's: returns take no prediction from elsewhere than the return stack (RRSBA_DIS).
+pub const SPEC_CTRL_RRSBA_DIS: u64 = 3 << 5;
+/// SPEC_CTRL: no store is forwarded to a load by prediction (PSFD).
+pub const SPEC_CTRL_PSFD: u64 = 1 << 7;
+/// SPEC_CTRL, Intel's: no prefetch by the data that loads find, at CPL 3 (DDPD_U).
+pub const SPEC_CTRL_DDPD_U: u64 = 1 << 8;
 /// SPEC_CTRL, Intel's: nor does the history of branches at CPL 3 and in guests steer those at CPL 0.
 pub const SPEC_CTRL_BHI_DIS_S: u64 = 1 << 10;
 /// Commands to the predictors.
 pub const PRED_CMD: u32 = 0x49;
 /// PRED_CMD: forget predictions of indirect branches (IBPB).
 pub const PRED_CMD_IBPB: u64 = 1 << 0;
+/// PRED_CMD, AMD's: forget those of branches only, not their kinds (SBPB).
+pub const PRED_CMD_SBPB: u64 = 1 << 7;
+/// Intel's: which weaknesses the processor does not have.
+pub const ARCH_CAPABILITIES: u32 = 0x10a;
 /// Intel's: commands to the caches. Bit 0 flushes the L1 data cache.
 pub const FLUSH_CMD: u32 = 0x10b;
 

@@ -471,7 +471,9 @@ pub struct SaveArea {
     pub g_pat: u64,
     /// DEBUGCTL, with LBR virtualization.
     pub debug_ctl: u64,
-    reserved_278: [u8; 0x2a0 - 0x278],
+    reserved_278: [u8; 0x2e0 - 0x278],
+    /// The guest's SPEC_CTRL, where SVM virtualizes it.
+    pub spec_ctrl: u64,
 }
 
 impl SaveArea {
@@ -516,7 +518,8 @@ impl SaveArea {
             reserved_248: [0; 0x268 - 0x248],
             g_pat: 0,
             debug_ctl: 0,
-            reserved_278: [0; 0x2a0 - 0x278],
+            reserved_278: [0; 0x2e0 - 0x278],
+            spec_ctrl: 0,
         }
     }
 }
@@ -549,4 +552,5 @@ const _: () = {
     assert!(offset_of!(SaveArea, star) == 0x200);
     assert!(offset_of!(SaveArea, cr2) == 0x240);
     assert!(offset_of!(SaveArea, g_pat) == 0x268);
+    assert!(offset_of!(SaveArea, spec_ctrl) == 0x2e0);
 };
