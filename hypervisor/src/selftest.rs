@@ -1,7 +1,7 @@
 //! Faults on purpose. `selftest=panic`, `overflow` or `null` on the command line test that each ends in a report.
 //! `tsc-skew` tests that clocks with a difference are corrected. `slow-log` tests that a slow UART without a control
 //! port delays only the guests that write to it. `iommu` has a device write where it must not. `exhaustion` lets
-//! commands choose which allocations fail.
+//! commands choose which allocations fail. `spec-ctrl` has registers of speculation used that CPUID does not report.
 
 use core::fmt;
 use core::hint::black_box;

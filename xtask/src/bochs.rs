@@ -52,6 +52,8 @@ enum Guest {
     Debian { vcpus: u32 },
     /// A parent VM, in which unmodified QEMU runs a guest.
     Parent,
+    /// Two VMs with one vCPU each that run experiments of the measuring guest.
+    Two { cmdline: &'static str },
     /// A VM with this many vCPUs that runs experiments of the measuring guest.
     Measuring { vcpus: u32, apic: &'static str, cmdline: &'static str },
 }
@@ -68,11 +70,38 @@ struct Run {
     what: &'static str,
     cpus: u32,
     guest: Guest,
+    machine: On,
     /// Experiments that are left out on the processor with VT-x.
     not_on_vt_x: &'static [&'static str],
     /// Several times the duration on an idle computer.
     limit: Duration,
     when: When,
+}
+
+/// The machine of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// As it is named on the command line.
+    Usual,
+    /// With registers of speculation: a later model of Intel's, or AMD's with what Bochs can add to it. That does not
+    /// show in AMD's CPUID, so the hypervisor is told.
+    WithSpecCtrl,
+}
+
+impl On {
+    /// Bochs' name of the processor and what is added to it, for this vendor.
+    fn model(self, processor: Processor) -> &'static str {
+        match self {
+            Self::Usual => processor.model,
+            Self::WithSpecCtrl if processor == PROCESSORS[0] => "ryzen, add_features=\"sca_mitigations\"",
+            Self::WithSpecCtrl => "corei7_icelake_u",
+        }
+    }
+
+    /// An option for the hypervisor.
+    fn option(self, processor: Processor) -> Option<&'static str> {
+        (self == Self::WithSpecCtrl && processor == PROCESSORS[0]).then_some("selftest=spec-ctrl")
+    }
 }
 
 /// Which commands make a run.
@@ -116,6 +145,7 @@ const RUNS: &[Run] = &[
              step-exits,vmmcall,cpuid,rdmsr,wrmsr,cr4-write,x2apic-read,x2apic-eoi,port-in,port-out,self-ipi,\
              self-ipi-icr,hlt-wake",
         ),
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
@@ -128,6 +158,7 @@ const RUNS: &[Run] = &[
             "iterations=50 seconds=1 experiments=hidden-state,msr-fuzz,port-fuzz,pci-doors,pci-fuzz,mmio-fuzz,\
              hypercall-fuzz,write-nowhere,timer-storm,one-clock,stale,cr3-beyond-width",
         ),
+        machine: On::Usual,
         not_on_vt_x: &["timer-storm"],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
@@ -137,6 +168,7 @@ const RUNS: &[Run] = &[
         what: "the Hyper-V interface: its CPUID leaves, control words, and interrupts by hypercall, on 1 CPU",
         cpus: 1,
         guest: Guest::measuring("experiments=hv-discovery,hv-abi,hv-ipi"),
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
@@ -146,6 +178,7 @@ const RUNS: &[Run] = &[
         what: "the local APIC off, as xAPIC, as x2APIC, elsewhere, on 1 CPU",
         cpus: 1,
         guest: Guest::measuring("experiments=apic-modes"),
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
@@ -160,6 +193,7 @@ const RUNS: &[Run] = &[
             cmdline: "iterations=40 seconds=1 variant=a experiments=xapic-read,xapic-tpr-read,xapic-eoi,\
                       decode-coherence,emulate-forms,decode-variant,mmio-fuzz,step-exits,nested-event",
         },
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
@@ -173,7 +207,18 @@ const RUNS: &[Run] = &[
             apic: "x2apic",
             cmdline: "seconds=1 experiments=shootdown,flush-storm,patched-code,one-clock,spin-cli,halt-cli",
         },
+        machine: On::Usual,
         not_on_vt_x: &["halt-cli"],
+        limit: MINUTE.saturating_mul(3),
+        when: When::Short,
+    },
+    Run {
+        name: "spec-ctrl",
+        what: "2 VMs on 1 CPU, each with SPEC_CTRL of its own (Intel: corei7_icelake_u)",
+        cpus: 1,
+        guest: Guest::Two { cmdline: "seconds=1 experiments=spec-ctrl,msr-values" },
+        machine: On::WithSpecCtrl,
+        not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
     },
@@ -182,6 +227,7 @@ const RUNS: &[Run] = &[
         what: "Debian with 1 vCPU on 1 CPU reaches user space and powers off",
         cpus: 1,
         guest: Guest::Debian { vcpus: 1 },
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
         when: When::Short,
@@ -191,6 +237,7 @@ const RUNS: &[Run] = &[
         what: "Debian with 2 vCPUs on 1 CPU",
         cpus: 1,
         guest: Guest::Debian { vcpus: 2 },
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
         when: When::Long,
@@ -200,6 +247,7 @@ const RUNS: &[Run] = &[
         what: "Debian with 4 vCPUs on 1 CPU",
         cpus: 1,
         guest: Guest::Debian { vcpus: 4 },
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(10),
         when: When::Long,
@@ -209,6 +257,7 @@ const RUNS: &[Run] = &[
         what: "Debian with 2 vCPUs on 2 CPUs",
         cpus: 2,
         guest: Guest::Debian { vcpus: 2 },
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(15),
         when: When::Long,
@@ -218,6 +267,7 @@ const RUNS: &[Run] = &[
         what: "a parent VM with 2 vCPUs on 1 CPU, and a guest of QEMU in it (after `make parent`)",
         cpus: 1,
         guest: Guest::Parent,
+        machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(15),
         when: When::Named,
@@ -368,12 +418,13 @@ impl Run {
         let tell = |words: &str| eprintln!("bochs {:12} {words}", self.name);
         tell(self.what);
         let image = self.make_image(places, &folder, processor)?;
-        if let Some(option) = option {
-            let made = fs::read(&image)?;
-            fs::write(&image, with_option(made, option).context("the image's menu has no room for an option")?)?;
+        let options: Vec<&str> = option.into_iter().chain(self.machine.option(processor)).collect();
+        if !options.is_empty() {
+            let changed = with_option(fs::read(&image)?, &options.join(" "));
+            fs::write(&image, changed.context("the image's menu has no room for an option")?)?;
         }
         let machine = Machine {
-            model: processor.model,
+            model: self.machine.model(processor),
             bochs,
             image: &image,
             cpus: self.cpus,
@@ -408,7 +459,15 @@ impl Run {
             Guest::Measuring { vcpus, apic, cmdline } => {
                 let file = folder.join("vms.toml");
                 let left_out = if processor == PROCESSORS[0] { &[] } else { self.not_on_vt_x };
-                fs::write(&file, measuring_vm(*vcpus, apic, &without(cmdline, left_out)))?;
+                fs::write(&file, measuring_vm("measuring", *vcpus, apic, &without(cmdline, left_out)))?;
+                command.arg(file);
+            }
+            Guest::Two { cmdline } => {
+                let file = folder.join("vms.toml");
+                let vms = [1, 2].map(|seed| {
+                    measuring_vm(&format!("measuring-{seed}"), 1, "x2apic", &format!("seed={seed} {cmdline}"))
+                });
+                fs::write(&file, vms.concat())?;
                 command.arg(file);
             }
         }
@@ -420,7 +479,8 @@ impl Run {
         match &self.guest {
             Guest::Debian { vcpus } => Wants::debian(processor, self.cpus, *vcpus),
             Guest::Parent => Wants::parent(processor, self.cpus),
-            Guest::Measuring { .. } => Wants::experiments(processor, self.cpus),
+            Guest::Two { .. } => Wants::experiments(processor, self.cpus, 2),
+            Guest::Measuring { .. } => Wants::experiments(processor, self.cpus, 1),
         }
     }
 
@@ -466,9 +526,9 @@ fn with_option(mut image: Vec<u8>, option: &str) -> Option<Vec<u8>> {
     Some(image)
 }
 
-fn measuring_vm(vcpus: u32, apic: &str, cmdline: &str) -> String {
+fn measuring_vm(name: &str, vcpus: u32, apic: &str, cmdline: &str) -> String {
     format!(
-        "[[vm]]\nname = \"measuring\"\nvcpus = {vcpus}\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
+        "[[vm]]\nname = \"{name}\"\nvcpus = {vcpus}\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
          initrd = \"none\"\napic = \"{apic}\"\ncmdline = \"{cmdline}\"\n"
     )
 }

@@ -25,7 +25,7 @@ use crate::payload::VmConfig;
 /// First eight bytes of a file.
 pub const MAGIC: [u8; 8] = *b"DUNLINVM";
 /// Version of the layout and of the hypervisor's state; readers accept only their own.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before the header.
 pub const PREFIX_BYTES: usize = 20;
 /// Bytes before the content of a part.

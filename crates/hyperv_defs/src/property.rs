@@ -303,12 +303,16 @@ bitflags! {
         const IBPB = 1 << 46;
         /// Real mode without emulation.
         const UNRESTRICTED_GUEST = 1 << 47;
+        /// Loads can be kept behind stores whose address is not known: SSBD.
+        const MDD = 1 << 48;
         /// FSRM.
         const FSRM = 1 << 49;
         /// RDPID.
         const RDPID = 1 << 57;
         /// UMIP.
         const UMIP = 1 << 58;
+        /// VERW clears buffers.
+        const MB_CLEAR = 1 << 60;
         /// Invariant TSC.
         const TSC_INVARIANT = 1 << 65;
         /// CLZERO.
@@ -319,6 +323,8 @@ bitflags! {
         const LA57 = 1 << 68;
         /// Nested virtualization.
         const NESTED_VIRTUALIZATION = 1 << 70;
+        /// Stores are forwarded to loads by prediction, and that can be turned off.
+        const PSFD = 1 << 71;
         /// Shadow stacks. QEMU then reads and writes the CET registers.
         const CET_SS = 1 << 72;
         /// Indirect branch tracking.

@@ -37,6 +37,7 @@ const KNOWN: &[OptionSpec] = &[
             "svm-locked",
             "exhaustion",
             "iommu",
+            "spec-ctrl",
         ]),
     },
     OptionSpec { name: "check", takes: Takes::Nothing },

@@ -6,7 +6,12 @@ pub(super) struct Wants {
     words: Vec<String>,
     /// Words that must not be.
     never: &'static [&'static str],
+    /// How many guests must say that they found no error.
+    times: usize,
 }
+
+/// What a guest says that found no error.
+const CLEAN: &str = " failures=0";
 
 /// A processor, by Bochs' name, and what the hypervisor says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,24 +54,34 @@ impl Wants {
         wants
     }
 
-    /// Experiments of the measuring guest; none may find an error.
-    pub(super) fn experiments(processor: Processor, cpus: u32) -> Self {
+    /// Experiments of this many measuring guests; none may find an error.
+    pub(super) fn experiments(processor: Processor, cpus: u32, guests: usize) -> Self {
         let mut wants = Self::of_all(processor, cpus);
-        wants.words.push(" failures=0".to_string());
-        wants.words.push("done experiments=".to_string());
+        match guests {
+            1 => {
+                wants.times = 1;
+                wants.words.push("done experiments=".to_string());
+            }
+            // One guest's last line may come in parts, with the hypervisor's between them; those before it do not.
+            guests => wants.times = 2 * guests,
+        }
         wants.never = COMPLAINTS;
         wants
     }
 
     fn of_all(processor: Processor, cpus: u32) -> Self {
         let words = vec![processor.says.to_string(), LAST.to_string(), format!("{cpus} pCPUs")];
-        Self { words, never: &[] }
+        Self { words, never: &[], times: 0 }
     }
 
     /// The errors in this output, in words.
     pub(super) fn missing_in(&self, serial: &str) -> Vec<String> {
         let missing = self.words.iter().filter(|words| !serial.contains(words.as_str()));
         let missing = missing.map(|words| format!("it did not say \"{}\"", words.trim()));
+        let clean = serial.matches(CLEAN).count();
+        let missing = missing.chain(
+            (clean < self.times).then(|| format!("it said \"{}\" {clean} times, not {}", CLEAN.trim(), self.times)),
+        );
         let unwanted = serial.lines().filter(|line| self.never.iter().any(|words| line.contains(words)));
         missing.chain(unwanted.map(|line| format!("it said \"{}\"", line.trim_end()))).collect()
     }
@@ -95,9 +110,11 @@ mod tests {
     #[test]
     fn experiment_that_finds_something_wrong_fails() {
         let text = "2 pCPUs; next RIP, flush by ASID\ndone experiments=1 failures=0\nall VMs have ended\n";
-        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in(text), [""; 0]);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2, 1).missing_in(text), [""; 0]);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2, 2).missing_in(text).len(), 1, "the other guest said nothing");
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2, 2).missing_in(&text.repeat(4)), [""; 0]);
         let wrong = format!("{text}violation experiment=x of=y expected=gp seen=none judged=true\n");
-        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in(&wrong).len(), 1);
-        assert_eq!(Wants::experiments(PROCESSORS[0], 2).missing_in("").len(), 5);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2, 1).missing_in(&wrong).len(), 1);
+        assert_eq!(Wants::experiments(PROCESSORS[0], 2, 1).missing_in("").len(), 5);
     }
 }

@@ -15,11 +15,12 @@ mod msr_values;
 mod patched;
 mod pci;
 mod round_trip;
+mod spec_ctrl;
 
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 60] = [
+pub(super) const EXPERIMENTS: [Experiment; 61] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -57,6 +58,7 @@ pub(super) const EXPERIMENTS: [Experiment; 60] = [
     ),
     on_request("msr-fuzz", "reads all MSRs of four ranges, then writes random values to those that answer", fuzz::msrs),
     on_request("msr-values", "each MSR that CPUID shows, with legal and illegal values", msr_values::run),
+    on_request("spec-ctrl", "SPEC_CTRL of each CPU is its own, for seconds=N (3), seed=N", spec_ctrl::run),
     on_request("apic-modes", "the local APIC off, as xAPIC, as x2APIC, elsewhere; CPUID follows", apic_modes::run),
     on_request("port-fuzz", "reads all ports, writes random values to all that do not end the VM", fuzz::ports),
     on_request("mmio-fuzz", "APIC and I/O APIC pages: all offsets, odd widths, many instruction forms", fuzz::mmio),

@@ -8,6 +8,7 @@
 //! experiment counts deviations there (`differs`), but they are no failure of the hypervisor. The same experiment
 //! without a hypervisor shows whether the processor is the cause.
 
+use super::spec_ctrl;
 use crate::arch::attempt::{self, Fault};
 use crate::arch::control::{self, cpuid};
 use crate::arch::{apic, tsc};
@@ -118,9 +119,7 @@ const MASKED: u64 = 1 << 16;
 type Bit = (u32, u32, usize, u32);
 
 /// Registers of features that a guest may find hidden, and the bit that would show each.
-const HIDDEN: [(&str, u32, Bit); 10] = [
-    ("spec-ctrl", 0x48, (7, 0, 3, 26)),
-    ("pred-cmd", 0x49, (7, 0, 3, 26)),
+const HIDDEN: [(&str, u32, Bit); 8] = [
     ("arch-capabilities", 0x10a, (7, 0, 3, 29)),
     ("pkrs", 0x6e1, (7, 0, 2, 31)),
     ("u-cet", 0x6a0, (7, 0, 2, 7)),
@@ -169,6 +168,29 @@ pub(super) fn run(context: &Context) -> Outcome {
         if [shown.eax, shown.ebx, shown.ecx, shown.edx][which] >> bit & 1 == 0 && context.judged {
             tally.absent(name, number);
         }
+    }
+    let controls = spec_ctrl::bits();
+    if controls != 0 {
+        // Once a guest has written it, the processor decides about bits that CPUID does not show.
+        registers += 1;
+        tally.try_register(&register("spec-ctrl", 0x48, Rule::Bits(controls), Processor));
+        let _ = attempt::wrmsr(0x48, 0);
+    } else if context.judged {
+        tally.absent("spec-ctrl", 0x48);
+    }
+    if spec_ctrl::has_commands() {
+        registers += 1;
+        tally.taken += 1;
+        let forgets = attempt::wrmsr(0x49, 1).is_ok();
+        tally.judge("pred-cmd", 1, Hypervisor, "taken", forgets);
+        let is_hidden = attempt::rdmsr(0x49).is_err_and(|fault| fault.vector == Fault::GP);
+        tally.judge("pred-cmd", 0, Hypervisor, "gp", is_hidden);
+    } else if context.judged {
+        tally.absent("pred-cmd", 0x49);
+    }
+    if cpuid(7, 0).edx >> 29 & 1 != 0 {
+        registers += 1;
+        tally.try_register(&register("arch-capabilities", 0x10a, Rule::ReadOnly, Hypervisor));
     }
     // The deadline is read as it was written only while the timer works by it.
     for value in [0, u64::MAX, tsc::now().wrapping_add(1 << 40)] {

@@ -32,6 +32,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use addr::Hpa;
 use mitigations::LastVm;
 use tlb_tag::{CpuTags, Flush, Tag};
+use x86_defs::msr;
 use x86_emulate::Vendor;
 use x86_events::Event;
 
@@ -130,6 +131,12 @@ pub(crate) trait WorldSwitch {
     /// Pages that only the processor that runs the vCPU writes.
     fn own_pages(&self) -> OwnPages;
 
+    /// Which registers of speculation the guest uses without an exit.
+    fn passed(&self) -> Passed;
+
+    /// From the next entry on it uses these.
+    fn pass(&mut self, passed: Passed);
+
     /// The vCPU comes to this pCPU, whose TSC the guest reads with `tsc_offset` added.
     fn arrive(&mut self, tsc_offset: u64);
 
@@ -173,6 +180,30 @@ pub(crate) trait WorldSwitch {
 
     /// The bytes of the instruction that exited, as saved by the processor; mostly none.
     fn instruction_bytes(&self) -> &[u8];
+}
+
+/// Registers that control speculation, and that a guest uses without an exit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Passed {
+    /// None.
+    #[default]
+    Nothing,
+    /// Writes of PRED_CMD.
+    Commands,
+    /// These, and SPEC_CTRL.
+    Everything,
+}
+
+impl Passed {
+    /// All of them.
+    pub(super) const ALL: [Self; 3] = [Self::Nothing, Self::Commands, Self::Everything];
+
+    /// The MSRs that do not exit: number, whether reads do not, whether writes do not.
+    pub(super) fn msrs(self) -> impl Iterator<Item = (u32, bool, bool)> {
+        let commands = (self >= Self::Commands).then_some((msr::PRED_CMD, false, true));
+        let control = (self >= Self::Everything).then_some((msr::SPEC_CTRL, true, true));
+        commands.into_iter().chain(control)
+    }
 }
 
 /// Why the guest was left, in the terms of the back end: for a log line.

@@ -10,24 +10,40 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use addr::Hpa;
 use log::info;
-use mitigations::{Plan, Processor, State, Steps, Weakness};
+use mitigations::{Plan, Processor, Reports, State, Steps, Weakness};
+use spin::Once;
 use x86_64::registers::model_specific::Msr;
 use x86_defs::msr;
 
 use super::backend::HostContext;
+use super::host::percpu::ArchPerCpu;
 use super::host::processor;
 
 /// The plan's steps, for assembly.
 pub(super) static STEPS: AtomicU32 = AtomicU32::new(0);
+/// SPEC_CTRL while the hypervisor runs, for assembly.
+pub(super) static HOST_SPEC_CTRL: AtomicU64 = AtomicU64::new(0);
+/// What guests are told.
+static TOLD: Once<Reports> = Once::new();
 /// vCPUs that were ever made: a new VM may have the tables' root of one that is gone.
 static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 
 /// Decides what is done on this machine: `auto`, or as the option `mitigations=` says. Tells it.
 ///
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
-/// unless the option asks for them.
-pub(super) fn choose(option: Option<&str>) {
-    let Some(found) = Processor::read(leaf_of, read_capabilities) else {
+/// unless the option asks for them. `planted` is for `selftest=spec-ctrl`: Bochs' AMD has the registers of speculation,
+/// but does not report them.
+pub(super) fn choose(option: Option<&str>, planted: bool) {
+    /// CPUID leaf 8000_0008, EBX: IBPB, IBRS, STIBP, SSBD.
+    const PLANTED: u32 = 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24;
+    let reported = |leaf, subleaf| {
+        let mut answer = leaf_of(leaf, subleaf);
+        if planted && leaf == 0x8000_0008 {
+            answer[1] |= PLANTED;
+        }
+        answer
+    };
+    let Some(found) = Processor::read(reported, read_capabilities) else {
         return info!("speculation: a processor of an unknown vendor, nothing is done");
     };
     let plan = Plan::of(&found);
@@ -40,6 +56,8 @@ pub(super) fn choose(option: Option<&str>) {
         _ => plan,
     };
     STEPS.store(plan.steps.bits(), Ordering::Relaxed);
+    HOST_SPEC_CTRL.store(plan.steps.spec_ctrl(), Ordering::Relaxed);
+    TOLD.call_once(|| found.reports().for_guests(&plan));
     for weakness in Weakness::ALL {
         match plan.state(weakness) {
             State::NotAffected => {}
@@ -83,6 +101,17 @@ pub(super) fn enable() {
     }
 }
 
+/// What guests are told of this processor.
+pub(super) fn told() -> Reports {
+    TOLD.get().copied().unwrap_or_default()
+}
+
+/// Whether exits and entries switch SPEC_CTRL, and not the processor.
+#[inline]
+pub(super) fn switches_spec_ctrl() -> bool {
+    STEPS.load(Ordering::Relaxed) & Steps::SWITCH_SPEC_CTRL.bits() != 0
+}
+
 /// Whether stage 2 must not have large pages that a guest can execute.
 pub(super) fn code_is_small() -> bool {
     STEPS.load(Ordering::Relaxed) & Steps::SMALL_CODE.bits() != 0
@@ -111,15 +140,23 @@ fn change_vm(host: &HostContext, root: Hpa) {
     unsafe { Msr::new(msr::PRED_CMD).write(msr::PRED_CMD_IBPB) };
 }
 
+/// Where the pCPU's block has SPEC_CTRL of the vCPU that is there.
+pub(super) const GUEST_SPEC_CTRL: usize = ArchPerCpu::OFFSET_SPEC_CTRL;
+/// And whether the guest writes it without an exit.
+pub(super) const OWNS_SPEC_CTRL: usize = ArchPerCpu::OFFSET_OWNS_SPEC_CTRL;
+
 /// Before an entry, with the guest's registers not loaded yet: changes RAX, RCX, RDX and flags. For `naked_asm!`, which
 /// also needs the operands of [`guarded!`].
 macro_rules! before_entry {
     () => {
-        "test dword ptr [rip + {steps}], {ibrs_at_exit}
+        "test dword ptr [rip + {steps}], {switch_spec_ctrl}
          jz 801f
+         mov rax, gs:[{guest_spec_ctrl}]
+         cmp rax, [rip + {host_spec_ctrl}]
+         je 801f
+         mov rdx, rax
+         shr rdx, 32
          mov ecx, {spec_ctrl}
-         xor eax, eax
-         xor edx, edx
          wrmsr
          801:
          test dword ptr [rip + {steps}], {flush_l1d}
@@ -163,11 +200,27 @@ macro_rules! behind_exit {
          xor edx, edx
          wrmsr
          811:
+         test dword ptr [rip + {steps}], {switch_spec_ctrl}
+         jz 8122f
+         cmp qword ptr gs:[{owns_spec_ctrl}], 0
+         je 8121f
+         mov ecx, {spec_ctrl}
+         rdmsr
+         shl rdx, 32
+         or rax, rdx
+         mov gs:[{guest_spec_ctrl}], rax
+         8121:
+         mov rax, gs:[{guest_spec_ctrl}]
+         cmp rax, [rip + {host_spec_ctrl}]
+         jne 8123f
+         8122:
          test dword ptr [rip + {steps}], {ibrs_at_exit}
          jz 812f
+         8123:
+         mov rax, [rip + {host_spec_ctrl}]
+         mov rdx, rax
+         shr rdx, 32
          mov ecx, {spec_ctrl}
-         mov eax, 1
-         xor edx, edx
          wrmsr
          812:
          test dword ptr [rip + {steps}], {one_call}
@@ -219,6 +272,10 @@ macro_rules! guarded {
             $crate::arch::x86_64::speculation::before_entry!(),
             $crate::arch::x86_64::speculation::behind_exit!(),
             steps = sym $crate::arch::x86_64::speculation::STEPS,
+            host_spec_ctrl = sym $crate::arch::x86_64::speculation::HOST_SPEC_CTRL,
+            guest_spec_ctrl = const $crate::arch::x86_64::speculation::GUEST_SPEC_CTRL,
+            owns_spec_ctrl = const $crate::arch::x86_64::speculation::OWNS_SPEC_CTRL,
+            switch_spec_ctrl = const mitigations::Steps::SWITCH_SPEC_CTRL.bits(),
             ibrs_at_exit = const mitigations::Steps::IBRS_AT_EXIT.bits(),
             flush_l1d = const mitigations::Steps::FLUSH_L1D.bits(),
             clear_buffers = const mitigations::Steps::CLEAR_BUFFERS.bits(),

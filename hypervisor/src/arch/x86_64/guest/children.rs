@@ -20,8 +20,8 @@ enum Register {
 }
 use Register::{Eax, Ebx, Ecx, Edx};
 
-/// Leaf, subleaf 0, register and bit of each feature.
-const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
+/// Leaf, subleaf 0, register and bit of each feature. Some have a bit on either vendor's processors.
+const FEATURES: [(u32, Register, u32, ProcessorFeatures); 52] = [
     (1, Ecx, 0, ProcessorFeatures::SSE3),
     (1, Ecx, 1, ProcessorFeatures::PCLMULQDQ),
     (1, Ecx, 9, ProcessorFeatures::SSSE3),
@@ -53,7 +53,11 @@ const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
     (7, Ecx, 16, ProcessorFeatures::LA57),
     (7, Ecx, 22, ProcessorFeatures::RDPID),
     (7, Edx, 4, ProcessorFeatures::FSRM),
+    (7, Edx, 10, ProcessorFeatures::MB_CLEAR),
     (7, Edx, 20, ProcessorFeatures::CET_IBT),
+    (7, Edx, 26, ProcessorFeatures::IBRS),
+    (7, Edx, 27, ProcessorFeatures::STIBP),
+    (7, Edx, 31, ProcessorFeatures::MDD),
     (0x8000_0001, Ecx, 0, ProcessorFeatures::LAHF_SAHF),
     (0x8000_0001, Ecx, 4, ProcessorFeatures::ALTMOVCR8),
     (0x8000_0001, Ecx, 5, ProcessorFeatures::LZCNT),
@@ -67,6 +71,9 @@ const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
     (0x8000_0008, Ebx, 12, ProcessorFeatures::IBPB),
     (0x8000_0008, Ebx, 14, ProcessorFeatures::IBRS),
     (0x8000_0008, Ebx, 15, ProcessorFeatures::STIBP),
+    (0x8000_0008, Ebx, 24, ProcessorFeatures::MDD),
+    (0x8000_0008, Ebx, 28, ProcessorFeatures::PSFD),
+    (0x8000_0021, Eax, 27, ProcessorFeatures::IBPB),
 ];
 
 const LEAF_1_ECX_XSAVE: u32 = 1 << 26;
@@ -104,15 +111,7 @@ const PAGES_PER_VP: usize = 64;
 
 /// Hides features in a child's CPUID that its VPs do not have.
 pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
-    let mut hide = |leaf, register, bits: u32| {
-        let Some(Registers { eax, ebx, ecx, edx }) = table.place(leaf, 0) else { return };
-        *match register {
-            Eax => eax,
-            Ebx => ebx,
-            Ecx => ecx,
-            Edx => edx,
-        } &= !bits;
-    };
+    let mut hide = |leaf, register, bits| hide_in(table, leaf, register, bits);
     for (leaf, register, bit, feature) in FEATURES {
         if !has.processor.contains(feature) {
             hide(leaf, register, 1 << bit);
@@ -121,6 +120,13 @@ pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
     if !has.processor.contains(ProcessorFeatures::TSC_INVARIANT) {
         hide(0x8000_0007, Edx, leaf_8000_0007_edx::TSC_INVARIANT);
     }
+    // Intel's later controls of speculation, which the interface has no names for.
+    if !has.processor.contains(ProcessorFeatures::IBRS)
+        && let Some(controls) = table.place(7, 2)
+    {
+        *controls = Registers::default();
+    }
+    let mut hide = |leaf, register, bits| hide_in(table, leaf, register, bits);
     let has_xsave = has.xsave.contains(XsaveFeatures::XSAVE);
     if !has_xsave {
         hide(1, Ecx, LEAF_1_ECX_XSAVE);
@@ -139,6 +145,16 @@ pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
     }
 }
 
+fn hide_in(table: &mut CpuidTable, leaf: u32, register: Register, bits: u32) {
+    let Some(Registers { eax, ebx, ecx, edx }) = table.place(leaf, 0) else { return };
+    *match register {
+        Eax => eax,
+        Ebx => ebx,
+        Ecx => ecx,
+        Edx => edx,
+    } &= !bits;
+}
+
 /// The features that children of a VM with this CPUID can have.
 pub(super) fn host(cpuid: &CpuidTable) -> Host {
     let has = |leaf, register, bit| {
@@ -153,7 +169,7 @@ pub(super) fn host(cpuid: &CpuidTable) -> Host {
     };
     let mut features = ProcessorFeatures::empty();
     for (leaf, register, bit, feature) in FEATURES {
-        features.set(feature, has(leaf, register, bit));
+        features.set(feature, features.contains(feature) || has(leaf, register, bit));
     }
     features.set(ProcessorFeatures::TSC_INVARIANT, tsc::is_invariant());
     // Real mode runs as it is, without emulation.

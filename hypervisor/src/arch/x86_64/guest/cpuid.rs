@@ -10,6 +10,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 
 use abi::payload::{ApicMode, VmConfig};
 use addr::Gpa;
+use mitigations::Reports;
 use partition::Features;
 use spin::Once;
 use x86_defs::control::{Leaves, Offered};
@@ -22,6 +23,7 @@ use super::hyperv::{self, Profile};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::speculation;
 use crate::device::local_apic::{Mode, TSC_TICKS_PER_TIMER_TICK};
 
 /// Leaves 1 and 8000_0001, EDX: there is a local APIC. Shown while IA32_APIC_BASE leaves it on (APM vol. 2, 16.3.1).
@@ -38,7 +40,7 @@ const LEAF_6_EAX_ARAT: u32 = 1 << 2;
 const LEAF_7_EBX: u32 = bits(&[0, 3, 5, 7, 8, 9, 16, 17, 18, 19, 20, 21, 23, 24, 28, 29, 30, 31]);
 /// Leaf 7, ECX: AVX-512 VBMI, UMIP, PKU, VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID. Not LA57.
 const LEAF_7_ECX: u32 = bits(&[1, 2, 3, 6, 8, 9, 10, 11, 12, 14, 22]);
-/// Leaf 7, EDX: FSRM.
+/// Leaf 7, EDX: FSRM. What concerns speculation comes beside it, here and below.
 const LEAF_7_EDX: u32 = bits(&[4]);
 /// Leaf D subleaf 1, EAX: XSAVEOPT, XGETBV with ECX=1. Not XSAVES, whose state would need an MSR.
 const LEAF_D_1_EAX: u32 = bits(&[0, 2]);
@@ -60,6 +62,8 @@ const HYPERVISOR_FIRST: u32 = 0x4000_0000;
 const VMWARE_MAX: u32 = 0x4000_0010;
 const EXTENDED_FIRST: u32 = 0x8000_0000;
 const EXTENDED_MAX: u32 = 0x8000_0008;
+/// The same if leaf 8000_0021 says something.
+const EXTENDED_MAX_ON_ZEN: u32 = 0x8000_0021;
 
 const fn bits(numbers: &[u32]) -> u32 {
     let mut mask = 0;
@@ -78,6 +82,8 @@ pub(crate) struct CpuidTable {
     extended: Vec<Leaf>,
     /// Bits of control registers that go with the features that are shown.
     offered: Offered,
+    /// What the leaves say of speculation.
+    reports: Reports,
     /// Of a child: all answers. The lists above are empty then, so that the answers of other VMs are found as fast as
     /// if there were no children.
     of_child: Option<Box<Self>>,
@@ -119,7 +125,8 @@ impl CpuidTable {
         let Some(features) = child else { return Self::of_vm(config, None, |_| {}) };
         let table = Self::of_vm(config, child, |table| children::limit(table, features));
         let (basic, hypervisor, extended) = (Vec::new(), Vec::new(), Vec::new());
-        Self { basic, hypervisor, extended, offered: table.offered, of_child: Some(Box::new(table)) }
+        let (offered, reports) = (table.offered, table.reports);
+        Self { basic, hypervisor, extended, offered, reports, of_child: Some(Box::new(table)) }
     }
 
     fn of_vm(config: &VmConfig, child: Option<&Features>, change: impl FnOnce(&mut Self)) -> Self {
@@ -131,25 +138,39 @@ impl CpuidTable {
         let mut table = Self {
             basic: (0..=BASIC_MAX).map(|number| basic_leaf(number, vcpus, apic)).collect(),
             hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
-            extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| extended_leaf(number, vcpus)).collect(),
+            extended: (EXTENDED_FIRST..=extended_max()).map(|number| extended_leaf(number, vcpus)).collect(),
             offered: Offered::default(),
+            reports: Reports::default(),
             of_child: None,
         };
         change(&mut table);
         let first = |number| table.subleaf(number, 0);
-        table.offered = Offered::by(&Leaves {
+        let offered = Offered::by(&Leaves {
             leaf_1: first(1),
             leaf_7: first(7),
             leaf_8000_0001: first(0x8000_0001),
             leaf_8000_0008: first(0x8000_0008),
             leaf_8000_0021: first(0x8000_0021),
         });
-        table
+        let reports = Reports {
+            leaf_7_edx: first(7).edx,
+            leaf_7_2_edx: table.subleaf(7, 2).edx,
+            extended_8_ebx: first(0x8000_0008).ebx,
+            extended_21_eax: first(0x8000_0021).eax,
+            extended_21_ecx: first(0x8000_0021).ecx,
+            capabilities: speculation::told().capabilities,
+        };
+        Self { offered, reports, ..table }
     }
 
     /// Bits of control registers that go with the features that the guest sees.
     pub(super) fn offered(&self) -> &Offered {
         &self.offered
+    }
+
+    /// What the guest is told of speculation.
+    pub(super) fn reports(&self) -> &Reports {
+        &self.reports
     }
 
     /// The answer to a subleaf, for a change.
@@ -309,21 +330,28 @@ fn basic_leaf(number: u32, vcpus: u32, apic: ApicMode) -> Leaf {
             Leaf { fill: Fill::Features, ..Leaf::plain(registers) }
         }
         6 => Leaf::plain(Registers { eax: LEAF_6_EAX_ARAT, ..zero }),
-        7 => {
-            let found = host(7);
-            let registers = Registers {
-                eax: 0,
-                ebx: found.ebx & LEAF_7_EBX,
-                ecx: found.ecx & LEAF_7_ECX,
-                edx: found.edx & LEAF_7_EDX,
-            };
-            Leaf { subleaves: Vec::from([registers]), ignores_ecx: false, fill: Fill::MoreFeatures }
-        }
+        7 => Leaf { subleaves: more_features(), ignores_ecx: false, fill: Fill::MoreFeatures },
         0xb => Leaf { subleaves: topology(vcpus), ignores_ecx: false, fill: Fill::Topology },
         0xd => Leaf { subleaves: extended_state(), ignores_ecx: false, fill: Fill::ExtendedState },
         // 2, 3, 4: other vendors'. 5: MONITOR. 9, A: performance counters. 8, C: reserved.
         _ => Leaf::plain(zero),
     }
+}
+
+/// Leaf 7.
+fn more_features() -> Vec<Registers> {
+    let (found, told) = (host(7), speculation::told());
+    let mut first = Registers {
+        eax: 0,
+        ebx: found.ebx & LEAF_7_EBX,
+        ecx: found.ecx & LEAF_7_ECX,
+        edx: found.edx & LEAF_7_EDX | told.leaf_7_edx,
+    };
+    if told.leaf_7_2_edx == 0 {
+        return Vec::from([first]);
+    }
+    first.eax = 2;
+    Vec::from([first, Registers::default(), Registers { edx: told.leaf_7_2_edx, ..Registers::default() }])
 }
 
 /// Every vCPU is a core of one package: a level of one thread per core, a level of all cores.
@@ -368,7 +396,7 @@ fn extended_leaf(number: u32, vcpus: u32) -> Leaf {
 fn extended_registers(number: u32, vcpus: u32) -> Registers {
     let found = host(number);
     match number {
-        0x8000_0000 => Registers { eax: EXTENDED_MAX, ..found },
+        0x8000_0000 => Registers { eax: extended_max(), ..found },
         0x8000_0001 => Registers {
             eax: found.eax,
             ebx: 0,
@@ -384,12 +412,22 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
             // Physical addresses are as wide as the host's. Linear ones have four levels of tables, because LA57 is not
             // offered.
             eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,
-            ebx: found.ebx & LEAF_8000_0008_EBX,
+            ebx: found.ebx & LEAF_8000_0008_EBX | speculation::told().extended_8_ebx,
             ecx: amd_cores(number, vcpus),
             edx: 0,
         },
+        0x8000_0021 => {
+            let told = speculation::told();
+            Registers { eax: told.extended_21_eax, ebx: 0, ecx: told.extended_21_ecx, edx: 0 }
+        }
         _ => Registers::default(),
     }
+}
+
+/// The last extended leaf.
+fn extended_max() -> u32 {
+    let told = speculation::told();
+    if told.extended_21_eax | told.extended_21_ecx == 0 { EXTENDED_MAX } else { EXTENDED_MAX_ON_ZEN }
 }
 
 /// Numbers of cores in ECX of extended leaves, on AMD's processors only (APM vol. 3, E.4.2 and E.4.7). Intel's

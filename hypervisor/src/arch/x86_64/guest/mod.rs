@@ -22,6 +22,7 @@ pub(crate) mod own_machine;
 pub(crate) mod platform;
 pub(crate) mod registers;
 pub(crate) mod saved;
+mod spec_ctrl;
 pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod translate;

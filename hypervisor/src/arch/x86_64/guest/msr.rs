@@ -15,7 +15,7 @@ use x86_emulate::Vendor;
 use super::apic::{Origin, apply};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
-use super::{control, cpuid, hyperv};
+use super::{control, cpuid, hyperv, spec_ctrl};
 use crate::arch::x86_64::backend;
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::{Effect, GeneralProtection, Mode};
@@ -94,6 +94,8 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
         msr::EFER => Ok(arch.hardware.control().efer),
         msr::PAT => Ok(arch.hardware.pat()),
         msr::MISC_ENABLE => Ok(arch.misc_enable),
+        msr::SPEC_CTRL => spec_ctrl::read(run),
+        msr::ARCH_CAPABILITIES => run.vm.platform().cpuid.reports().arch_capabilities().ok_or(GeneralProtection),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
         number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
         number => arch.memory_types.read(number).or_else(|| vendors_register(number)).ok_or(GeneralProtection),
@@ -119,6 +121,8 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
         // The TSC is the host's, the same on all vCPUs. A kernel writes it only to remove differences, and there are
         // none.
         msr::TSC | msr::TSC_ADJUST => return Ok(()),
+        msr::SPEC_CTRL => return spec_ctrl::write(run, value),
+        msr::PRED_CMD => return spec_ctrl::command(run, value),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
         number if reads_as_zero(number) || vendors_register(number).is_some() => return Ok(()),
         number => return write_kept(arch, number, value),

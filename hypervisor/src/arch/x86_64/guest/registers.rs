@@ -22,6 +22,7 @@ use x86_events::{Event, Exception};
 use super::cpuid as guest_cpuid;
 use super::delivery;
 use super::hyperv::HyperV;
+use super::spec_ctrl;
 use super::state::{Registers, State as _, SystemCalls, gpr};
 use super::vcpu::ArchVcpu;
 use crate::arch::VcpuState as _;
@@ -168,6 +169,7 @@ fn read_word(held: &mut Held<'_>, register: Register) -> Result<u64, Status> {
         Register::Pat => registers.pat,
         Register::Tsc => arch.guest_tsc_at(tick_of(held.vm)),
         Register::TscAux => arch.tsc_aux(),
+        Register::SpecCtrl => arch.hardware.spec_ctrl(),
         Register::TscDeadline => arch.tsc_deadline(),
         Register::ApicBase => arch.apic.base_msr(),
         Register::InitialApicId => arch.apic.id().into(),
@@ -297,6 +299,12 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
             }
             arch.set_tsc_aux(value);
         }
+        Register::SpecCtrl => {
+            if value & !held.vm.platform().cpuid.reports().spec_ctrl() != 0 {
+                return Err(refused);
+            }
+            spec_ctrl::place(arch, value);
+        }
         Register::TscDeadline => arch.apic.place_tsc_deadline(arch.host_tick(value), tsc::now()),
         // As a guest's own write.
         Register::TscAdjust => {}
@@ -406,7 +414,6 @@ fn is_always_zero(register: Register) -> bool {
             | Register::TscAdjust
             | Register::Bndcfgs
             | Register::DebugCtl
-            | Register::SpecCtrl
             | Register::PredCmd
             | Register::VirtSpecCtrl
             | Register::TsxCtrl

@@ -54,6 +54,8 @@ struct Promise {
     hz: u64,
     /// Answers of CPUID: leaf, subleaf, EAX to EDX.
     cpuid: Vec<(u32, u32, [u32; 4])>,
+    /// What the processor does not have, by IA32_ARCH_CAPABILITIES.
+    capabilities: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -200,7 +202,17 @@ fn nanos_at(tick: u64) -> u64 {
 fn names() -> impl Iterator<Item = Register> {
     use Register as R;
     let first = [R::ApicBase, R::Cr4, R::Efer, R::Cr0, R::Cr2, R::Cr3, R::Cr8, R::Xfem, R::Gdtr, R::Idtr];
-    let then = [R::Dr6, R::Dr7, R::Pat, R::TscAux, R::KernelGsBase, R::SysenterCs, R::SysenterEip, R::SysenterEsp];
+    let then = [
+        R::Dr6,
+        R::Dr7,
+        R::Pat,
+        R::TscAux,
+        R::SpecCtrl,
+        R::KernelGsBase,
+        R::SysenterCs,
+        R::SysenterEip,
+        R::SysenterEsp,
+    ];
     let more = [R::Star, R::Lstar, R::Cstar, R::Sfmask, R::MtrrDefType, R::VpAssistPage];
     let synic = [R::Scontrol, R::Siefp, R::Simp];
     let last = [R::Rflags, R::Rip, R::InterruptState, R::InternalActivityState];
@@ -219,15 +231,17 @@ fn names() -> impl Iterator<Item = Register> {
 }
 
 /// Leaves with features, and which of EAX to EDX has them.
-const FEATURES: [(u32, u32, [bool; 4]); 8] = [
+const FEATURES: [(u32, u32, [bool; 4]); 10] = [
     (1, 0, [false, false, true, true]),
     (6, 0, [true, false, false, false]),
     (7, 0, [false, true, true, true]),
+    (7, 2, [false, false, false, true]),
     (0xd, 0, [true, false, false, true]),
     (0xd, 1, [true, false, false, false]),
     (0x8000_0001, 0, [false, false, true, true]),
     (0x8000_0007, 0, [false, false, false, true]),
     (0x8000_0008, 0, [false, true, false, false]),
+    (0x8000_0021, 0, [true, false, true, false]),
 ];
 /// Leaves that must be the same: the vendor, whose instructions for calls differ, and where XSAVE puts components.
 const VENDOR: u32 = 0;
@@ -246,7 +260,7 @@ impl Promise {
         let answer = |(leaf, subleaf)| (leaf, subleaf, answer(table, leaf, subleaf));
         let mut cpuid: Vec<_> = told.map(answer).collect();
         cpuid.retain(|(.., registers)| *registers != [0; 4]);
-        Self { hz: tsc::hz(), cpuid }
+        Self { hz: tsc::hz(), cpuid, capabilities: table.reports().arch_capabilities() }
     }
 
     /// Whether it holds for a guest to which `table` answers.
@@ -257,6 +271,14 @@ impl Promise {
                 "its time-stamp counter runs at {} MHz, and this processor's at {} MHz",
                 saved / 1_000_000,
                 here / 1_000_000
+            ));
+        }
+        let capabilities = table.reports().arch_capabilities().unwrap_or(0);
+        let missing = self.capabilities.unwrap_or(0) & !capabilities;
+        if missing != 0 {
+            return Err(format!(
+                "this processor has a weakness that its guest was told it does not have: IA32_ARCH_CAPABILITIES lacks bit {}",
+                missing.trailing_zeros()
             ));
         }
         for &(leaf, subleaf, told) in &self.cpuid {

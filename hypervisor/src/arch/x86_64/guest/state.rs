@@ -74,6 +74,10 @@ pub(crate) trait State {
     fn pat(&self) -> u64;
     /// Writes PAT.
     fn set_pat(&mut self, value: u64);
+    /// SPEC_CTRL: see `guest/spec_ctrl.rs` for when it is here.
+    fn spec_ctrl(&self) -> u64;
+    /// Writes SPEC_CTRL.
+    fn set_spec_ctrl(&mut self, value: u64);
     /// Whether the instruction at RIP is in an interrupt shadow.
     fn is_in_shadow(&self) -> bool;
     /// Begins or ends the interrupt shadow.

@@ -30,7 +30,7 @@ use super::fpu::FpuState;
 use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, SystemCalls, gpr};
 use super::synic::VcpuSynic;
-use super::{intercept, own_machine};
+use super::{intercept, own_machine, spec_ctrl};
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
@@ -141,6 +141,7 @@ impl VcpuState<Machine> for ArchVcpu {
     /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
     fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         speculation::arrive(cpu, self.hardware.root());
+        spec_ctrl::load(self);
         self.fpu.load(cpu, came_back);
         if has_tsc_aux() {
             // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.
@@ -157,6 +158,7 @@ impl VcpuState<Machine> for ArchVcpu {
     /// The vCPU leaves this pCPU.
     fn unload(&mut self, _: &mut CpuTags) {
         self.hardware.leave();
+        spec_ctrl::unload(self);
         self.fpu.save();
         if has_tsc_aux() {
             // SAFETY: the MSR exists; reading it has no effect.
@@ -276,6 +278,7 @@ impl ArchVcpu {
         self.cpuid = CpuidResults::new();
         self.memory_types = MemoryTypes::new();
         self.misc_enable = MISC_ENABLE_RESET;
+        spec_ctrl::place(self, 0);
         self.fpu.reset();
         self.tsc_aux = 0;
         self.vp_assist = VpAssistMsr::default();

@@ -335,14 +335,15 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     pci::init(machine, &handover.memory);
     iommu::init(machine, &handover.memory);
     control_port::open();
-    speculation::choose(boot.option("mitigations"));
-    if boot.option("selftest") == Some("tsc-skew") {
+    let selftest = boot.option("selftest");
+    speculation::choose(boot.option("mitigations"), selftest == Some("spec-ctrl"));
+    if selftest == Some("tsc-skew") {
         tsc::plant_skew();
     }
-    if boot.option("selftest") == Some("svm-locked") {
+    if selftest == Some("svm-locked") {
         Chosen::plant_lock();
     }
-    if boot.option("selftest") == Some("iommu") {
+    if selftest == Some("iommu") {
         edu::run();
     }
     smp::start_others(handover.memory.start_page(handover.modules()));

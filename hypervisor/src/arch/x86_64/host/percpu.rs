@@ -61,6 +61,12 @@ pub(crate) struct ArchPerCpu {
     /// Vectors that devices have raised here.
     #[layout(owner)]
     pub(super) arrived: Arrived,
+    /// SPEC_CTRL of the vCPU that is here, while the hypervisor runs.
+    #[layout(owner)]
+    pub(in crate::arch::x86_64) spec_ctrl: OwnerWord,
+    /// Not zero if that vCPU writes its SPEC_CTRL without an exit.
+    #[layout(owner)]
+    pub(in crate::arch::x86_64) owns_spec_ctrl: OwnerWord,
     /// Id of the local APIC: where interrupts for this pCPU are sent.
     #[layout(frozen)]
     pub(crate) apic_id: u32,
@@ -124,6 +130,8 @@ pub(super) fn make(machine: &Machine, boot_apic_id: u32, boot_stack: Hva) {
             tick: OwnerWord::new(0),
             clock_offset: OwnerWord::new(0),
             arrived: Arrived::default(),
+            spec_ctrl: OwnerWord::new(0),
+            owns_spec_ctrl: OwnerWord::new(0),
             apic_id,
             stack: if number == 0 { boot_stack } else { paging::map_stack(boot::STACK_BYTES) },
             exception_stacks: core::array::from_fn(|_| paging::map_stack(EXCEPTION_STACK_BYTES)),

@@ -36,7 +36,7 @@ use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
 use x86_emulate::Vendor;
 
-use super::backend::{self, Backend};
+use super::backend::{self, Backend, Passed};
 use super::guest::vcpu::ArchVcpu;
 use super::host::paging;
 use super::host::processor::leaf;
@@ -294,7 +294,8 @@ fn hpa_of<T>(object: &T) -> Hpa {
 
 /// Which MSRs and ports leave the guest (APM vol. 2, 15.10 and 15.11). The same for all guests, never changed.
 struct PermissionMaps {
-    msrs: Box<MsrMap>,
+    /// By what is [`Passed`].
+    msrs: [Box<MsrMap>; Passed::ALL.len()],
     ports: Box<PortMap>,
 }
 
@@ -343,20 +344,24 @@ static MAPS: Once<PermissionMaps> = Once::new();
 fn permission_maps() -> &'static PermissionMaps {
     MAPS.call_once(|| {
         // Made in place: they do not fit on the stack. SAFETY: all bytes of a map may be zero.
-        let mut msrs = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
-        // SAFETY: all bytes of a map may be zero.
         let mut ports = unsafe { Box::<PortMap>::new_zeroed().assume_init() };
-        msrs.0.fill(0xff);
         ports.0.fill(0xff);
-        for number in PASSED_THROUGH {
-            pass_through(&mut msrs.0, number);
-        }
-        PermissionMaps { msrs, ports }
+        PermissionMaps { msrs: Passed::ALL.map(msr_map), ports }
     })
 }
 
-/// Clears the two bits (read, write) of an MSR, if the map has it.
-fn pass_through(map: &mut [u8], number: u32) {
+fn msr_map(passed: Passed) -> Box<MsrMap> {
+    // SAFETY: all bytes of a map may be zero.
+    let mut map = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
+    map.0.fill(0xff);
+    for (number, reads, writes) in PASSED_THROUGH.map(|number| (number, true, true)).into_iter().chain(passed.msrs()) {
+        pass_through(&mut map.0, number, reads, writes);
+    }
+    map
+}
+
+/// Clears the bits of an MSR for reads and for writes, if the map has it.
+fn pass_through(map: &mut [u8], number: u32, reads: bool, writes: bool) {
     // Three vectors of 2 KiB: 0000_0000 to 0000_1fff, C000_0000 to C000_1fff, C001_0000 to C001_1fff.
     let vector = match number >> 13 {
         0 => 0,
@@ -365,13 +370,14 @@ fn pass_through(map: &mut [u8], number: u32) {
         _ => return,
     };
     let bit = (number as usize & 0x1fff) * 2;
-    map[vector * 0x800 + bit / 8] &= !(3 << (bit % 8));
+    let bits = u8::from(reads) | u8::from(writes) << 1;
+    map[vector * 0x800 + bit / 8] &= !(bits << (bit % 8));
 }
 
 impl PermissionMaps {
-    /// HPA of the MSR permission map.
-    fn msrs(&self) -> Hpa {
-        hpa_of(&*self.msrs)
+    /// HPA of the MSR permission map of guests with this.
+    fn msrs(&self, passed: Passed) -> Hpa {
+        hpa_of(&*self.msrs[passed as usize])
     }
 
     /// HPA of the I/O permission map.

@@ -16,7 +16,7 @@ use x86_emulate::{Segment, SegmentRegister};
 
 use super::repeated::Disguised;
 use super::{events, hpa_of, open_ports, permission_maps};
-use crate::arch::x86_64::backend::{self, Exit, WorldSwitch};
+use crate::arch::x86_64::backend::{self, Exit, Passed, WorldSwitch};
 use crate::arch::x86_64::guest::state::{Registers, State, SystemCalls};
 use crate::arch::x86_64::host::quirks;
 use crate::arch::x86_64::vmx::{self, Vmx};
@@ -35,6 +35,8 @@ pub(crate) struct Vcpu {
     pub(super) repeats_interrupts: bool,
     /// The last interrupt that went in, if it did so as a software interrupt.
     pub(super) disguised: Option<Disguised>,
+    /// Registers of speculation that do not exit.
+    passed: Passed,
     /// On a machine of Intel, the VMCS that the control block is the image of.
     vmx: Option<Box<Vmx>>,
 }
@@ -86,7 +88,7 @@ impl WorldSwitch for Vcpu {
         control.intercept_3 = Intercept3::empty();
         control.intercept_exceptions = events::EXCEPTIONS;
         let maps = permission_maps();
-        control.msrpm_base = maps.msrs().0;
+        control.msrpm_base = maps.msrs(Passed::Nothing).0;
         control.iopm_base = maps.ports().0;
         control.int_ctl = IntCtl(IntCtl::V_INTR_MASKING);
         control.np_control = 1;
@@ -103,12 +105,27 @@ impl WorldSwitch for Vcpu {
             looks_at,
             repeats_interrupts: quirks::repeats_interrupts(),
             disguised: None,
+            passed: Passed::Nothing,
             vmx,
         }
     }
 
     fn open_ports(&mut self, closed: impl Iterator<Item = u16>) {
         self.vmcb.control.iopm_base = open_ports(closed).0;
+    }
+
+    fn passed(&self) -> Passed {
+        self.passed
+    }
+
+    fn pass(&mut self, passed: Passed) {
+        self.passed = passed;
+        let control = &mut self.vmcb.control;
+        control.msrpm_base = permission_maps().msrs(passed).0;
+        control.host_use[place::CHANGED] |= place::CHANGED_SOME;
+        if let Some(vmx) = &mut self.vmx {
+            vmx.passed = passed;
+        }
     }
 
     fn own_pages(&self) -> OwnPages {
@@ -346,6 +363,14 @@ impl State for Vmcb {
     fn set_pat(&mut self, value: u64) {
         self.save.g_pat = value;
         self.control.host_use[place::CHANGED] |= place::CHANGED_SOME;
+    }
+    #[inline]
+    fn spec_ctrl(&self) -> u64 {
+        self.save.spec_ctrl
+    }
+    #[inline]
+    fn set_spec_ctrl(&mut self, value: u64) {
+        self.save.spec_ctrl = value;
     }
     #[inline]
     fn is_in_shadow(&self) -> bool {

@@ -51,7 +51,6 @@ pub(super) fn fill(eptp: u64, image: &Vmcb) {
         (field::ENTRY_CONTROLS, controls.entry.into()),
         (field::EPT_POINTER, eptp),
         (field::VMCS_LINK, u64::MAX),
-        (field::MSR_BITMAP, super::exit::msr_map().0),
         (field::IO_BITMAP_A, ports),
         (field::IO_BITMAP_B, ports + 0x1000),
         (field::PAGE_FAULT_MASK, 0),
@@ -137,8 +136,15 @@ pub(super) fn all_in(vmx: &mut Vmx, image: &mut Vmcb) {
     ] {
         write(number, value);
     }
+    pass(vmx);
     written_in(vmx, image);
     rest_in(image);
+}
+
+/// Which MSRs leave the guest.
+pub(super) fn pass(vmx: &mut Vmx) {
+    vmx.held.passed = vmx.passed;
+    write(field::MSR_BITMAP, super::exit::msr_map(vmx.passed).0);
 }
 
 /// What entries otherwise write only if it differs from what was read last: somebody has written all registers.

@@ -22,7 +22,7 @@ use x86_defs::vmx::{field, reason};
 use super::carry::{self, word};
 use super::hpa_of;
 use super::vmcs::{self, read};
-use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
+use crate::arch::x86_64::backend::{ControlWrite, Passed, PortAccess};
 use crate::arch::x86_64::guest::state::{State as _, gpr};
 use crate::arch::x86_64::guest::vcpu::{ArchVcpu, stop};
 use crate::arch::x86_64::guest::{assist, control, fpu, hyperv, intercept, mmio, msr as msrs, platform, vmware};
@@ -420,21 +420,23 @@ const PASSED_THROUGH: [u32; 11] = [
     msr::TSC_AUX,
 ];
 
-/// Which MSRs leave the guest (SDM vol. 3C, 25.6.9): the same for all guests, never changed.
-pub(super) fn msr_map() -> Hpa {
-    static MAP: Once<Box<MsrMap>> = Once::new();
-    let map = MAP.call_once(|| {
-        // SAFETY: all bytes of a map may be zero.
-        let mut map = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
-        map.0.fill(0xff);
-        for number in PASSED_THROUGH {
-            // Reads of 0 to 1fff and of C000_0000 to C000_1fff, then writes of both, 1 KiB each.
-            let half = if number >> 31 == 0 { 0 } else { 1024 };
-            let (byte, bit) = ((number as usize & 0x1fff) / 8, number % 8);
-            map.0[half + byte] &= !(1 << bit);
-            map.0[2048 + half + byte] &= !(1 << bit);
-        }
-        map
-    });
-    hpa_of(&**map)
+/// Which MSRs leave the guest (SDM vol. 3C, 25.6.9): the same for all guests with this, never changed.
+pub(super) fn msr_map(passed: Passed) -> Hpa {
+    static MAPS: Once<[Box<MsrMap>; Passed::ALL.len()]> = Once::new();
+    let maps = MAPS.call_once(|| Passed::ALL.map(make_msr_map));
+    hpa_of(&*maps[passed as usize])
+}
+
+fn make_msr_map(passed: Passed) -> Box<MsrMap> {
+    // SAFETY: all bytes of a map may be zero.
+    let mut map = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
+    map.0.fill(0xff);
+    for (number, reads, writes) in PASSED_THROUGH.map(|number| (number, true, true)).into_iter().chain(passed.msrs()) {
+        // Reads of 0 to 1fff and of C000_0000 to C000_1fff, then writes of both, 1 KiB each.
+        let half = if number >> 31 == 0 { 0 } else { 1024 };
+        let (byte, bit) = ((number as usize & 0x1fff) / 8, number % 8);
+        map.0[half + byte] &= !(u8::from(reads) << bit);
+        map.0[2048 + half + byte] &= !(u8::from(writes) << bit);
+    }
+    map
 }

@@ -12,6 +12,7 @@ use x86_defs::vmcb::Vmcb;
 
 use super::carry;
 use super::vmcs::{self, Region};
+use crate::arch::x86_64::backend::Passed;
 use crate::arch::x86_64::svm::place;
 use crate::layout::OwnPages;
 
@@ -24,6 +25,8 @@ pub(crate) struct Vmx {
     pub(super) is_launched: bool,
     /// It has been written once.
     is_filled: bool,
+    /// Registers of speculation that do not exit.
+    pub(in crate::arch::x86_64) passed: Passed,
     /// What the fields hold.
     pub(super) held: Held,
 }
@@ -36,6 +39,7 @@ pub(super) struct Held {
     pub(super) rsp: u64,
     /// The intercepts for which they were written.
     pub(super) quiet: Quiet,
+    pub(super) passed: Passed,
     pub(super) vpid: u32,
     pub(super) cr2: u64,
     pub(super) dr6: u64,
@@ -53,6 +57,7 @@ impl Vmx {
             eptp: capability.ept_pointer(stage2_root.0),
             is_launched: false,
             is_filled: false,
+            passed: Passed::Nothing,
             held: Held::default(),
         }
     }
@@ -101,6 +106,9 @@ impl Vmx {
         }
         if changed & place::CHANGED_ALL != 0 {
             carry::written_in(self, image);
+        }
+        if self.passed != self.held.passed {
+            carry::pass(self);
         }
         carry::rest_in(image);
     }
