@@ -55,6 +55,9 @@ fn start(boot: &boot::Boot, modules: boot::modules::Modules) -> ! {
     if mistakes != 0 {
         Machine::exit(abi::exit_code::REFUSED)
     }
+    if boot.option("smt") == Some("off") {
+        ::log::info!("smt=off: {} of {} pCPUs run vCPUs", cpu::scheduler::runners().count(), cpu::all().len());
+    }
     selftest::run(boot);
     if boot.has("check") {
         check::run(boot);

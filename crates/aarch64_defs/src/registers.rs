@@ -118,6 +118,8 @@ pub mod spsr {
 pub mod mpidr {
     /// The four levels of affinity.
     pub const AFFINITY: u64 = 0xff_00ff_ffff;
+    /// The lowest level of affinity numbers the threads of a core.
+    pub const MT: u64 = 1 << 24;
     /// Always one.
     pub const RES1: u64 = 1 << 31;
 }

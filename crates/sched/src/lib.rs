@@ -35,6 +35,7 @@ mod dormant;
 mod idle_set;
 mod mailbox;
 mod run_queue;
+mod runners;
 mod share;
 mod sync;
 
@@ -42,6 +43,7 @@ pub use dormant::Dormant;
 pub use idle_set::IdleSet;
 pub use mailbox::{CpuId, Mailbox, Notify, Pending};
 pub use run_queue::{Claim, MAX_LAG, Member, RunQueue, Times, Turn, VirtualTime, WAKE_CREDIT};
+pub use runners::runners;
 pub use share::{Cap, CpuSet, Share};
 
 #[cfg(all(test, not(loom)))]

@@ -78,6 +78,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn try_this() -> Option<&'static PerCpu>;
     /// Whether the first pCPU runs no vCPUs.
     fn spares_first_cpu() -> bool;
+    /// The core that a pCPU is a thread of: the same number for all of its threads.
+    fn core_of(cpu: &PerCpu) -> u64;
     /// Turns virtualization on, on this pCPU.
     fn enable() -> Self::HostContext;
 
@@ -350,6 +352,7 @@ macro_rules! implement {
                 fn this() -> &'static $crate::cpu::PerCpu = percpu::this;
                 fn try_this() -> Option<&'static $crate::cpu::PerCpu> = percpu::try_this;
                 fn spares_first_cpu() -> bool = hwvirt::spares_first_cpu;
+                fn core_of(cpu: &$crate::cpu::PerCpu) -> u64 = percpu::core_of;
                 fn enable() -> Self::HostContext = hwvirt::enable;
                 fn now() -> u64 = clock::now;
                 fn hz() -> u64 = clock::hz;

@@ -19,7 +19,7 @@ use vcpu_layout::{OwnerWord, Proof, lay_out};
 use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, room, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicU64, Mutex, Ordering, per_host, point};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, per_host, point};
 use crate::vcpu::Tally;
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
@@ -254,12 +254,20 @@ pub(crate) fn cap_period() -> u64 {
 per_host! {
     /// The idle pCPUs. On a cache line of its own, because neighbouring data may be read all the time.
     static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
-    static SPARED: Once<bool> = Once::new();
+    static RUNNERS: Once<CpuSet> = Once::new();
+    static ONE_THREAD_PER_CORE: AtomicBool = AtomicBool::new(false);
 }
 
-/// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that. A single pCPU always does.
+/// With `smt=off`, only one of the threads of a core runs vCPUs. Must be called before other pCPUs start.
+pub(crate) fn choose_threads(smt: Option<&str>) {
+    ONE_THREAD_PER_CORE.store(smt == Some("off"), Ordering::Relaxed);
+}
+
+/// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that, and threads that are not used.
 fn runs_vcpus(cpu: &PerCpu) -> bool {
-    cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(Machine::spares_first_cpu)
+    let cores = || all().iter().map(|cpu| Machine::core_of(cpu));
+    let one_per_core = || ONE_THREAD_PER_CORE.load(Ordering::Relaxed);
+    RUNNERS.call_once(|| sched::runners(cores(), Machine::spares_first_cpu(), one_per_core())).contains(cpu.id)
 }
 
 /// The pCPUs that run vCPUs.

@@ -58,6 +58,11 @@ pub(crate) mod percpu {
         try_this().expect("only pCPUs come here")
     }
 
+    /// Two threads to a core.
+    pub(crate) const fn core_of(cpu: &PerCpu) -> u64 {
+        cpu.id.0 as u64 / 2
+    }
+
     pub(crate) fn try_this() -> Option<&'static PerCpu> {
         machine::try_this()
     }

@@ -33,7 +33,9 @@ static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them. `planted` is for `selftest=spec-ctrl`: Bochs' AMD has the registers of speculation,
 /// but does not report them.
-pub(super) fn choose(option: Option<&str>, planted: bool) {
+///
+/// `uses_threads`: several threads of a core run vCPUs.
+pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
     /// CPUID leaf 8000_0008, EBX: IBPB, IBRS, STIBP, SSBD.
     const PLANTED: u32 = 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24;
     let reported = |leaf, subleaf| {
@@ -46,6 +48,8 @@ pub(super) fn choose(option: Option<&str>, planted: bool) {
     let Some(found) = Processor::read(reported, read_capabilities) else {
         return info!("speculation: a processor of an unknown vendor, nothing is done");
     };
+    let threads_per_core = if uses_threads { found.threads_per_core } else { 1 };
+    let found = Processor { threads_per_core, ..found };
     let plan = Plan::of(&found);
     let plan = match option {
         Some("off") => plan.off(),
@@ -136,8 +140,15 @@ fn change_vm(host: &HostContext, root: Hpa) {
     if !host.last_vm.is_another(root.0, VCPUS_MADE.load(Ordering::Relaxed)) {
         return;
     }
-    // SAFETY: the plan has this step only if CPUID reports the register. The write forgets predictions.
-    unsafe { Msr::new(msr::PRED_CMD).write(msr::PRED_CMD_IBPB) };
+    // The plan has this step only if CPUID reports the register.
+    forget(msr::PRED_CMD_IBPB);
+}
+
+/// Writes PRED_CMD, which exists and has these bits.
+#[inline(never)]
+pub(super) fn forget(command: u64) {
+    // SAFETY: as the caller says. The write forgets predictions.
+    unsafe { Msr::new(msr::PRED_CMD).write(command) };
 }
 
 /// Where the pCPU's block has SPEC_CTRL of the vCPU that is there.

@@ -24,7 +24,7 @@ use crate::arch::aarch64::guest::id_registers;
 use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::boot::handover::Handover;
-use crate::cpu::{self, CpuId};
+use crate::cpu::{self, CpuId, scheduler};
 use crate::log as uart_log;
 
 /// Bytes of each pCPU's main stack.
@@ -351,6 +351,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     }
     control_port::open();
     id_registers::add_this_cpu();
+    scheduler::choose_threads(boot.option("smt"));
     smp::start_others();
     log::info!(
         "{} pCPUs, {} MiB free, counter {} kHz, PSCI by {}",

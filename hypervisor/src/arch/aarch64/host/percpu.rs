@@ -75,6 +75,12 @@ pub(crate) fn try_this() -> Option<&'static PerCpu> {
     if read_register!("tpidr_el2") == 0 { None } else { Some(this()) }
 }
 
+/// The core that a pCPU is a thread of: the first level of affinity numbers threads if MPIDR_EL1.MT says so.
+pub(crate) fn core_of(cpu: &PerCpu) -> u64 {
+    let numbers_threads = read_register!("mpidr_el1") & mpidr::MT != 0;
+    if numbers_threads { cpu.arch.affinity >> 8 } else { cpu.arch.affinity }
+}
+
 /// Affinity of the pCPU that runs this.
 pub(super) fn own_affinity() -> u64 {
     read_register!("mpidr_el1") & mpidr::AFFINITY

@@ -7,11 +7,7 @@
 //! SPEC_CTRL is in the control block. Where SVM does not switch it, it is in the pCPU's block while the vCPU is on a
 //! pCPU: the world switch finds it there (`speculation.rs`).
 
-#![expect(unsafe_code, reason = "forgets predictions")]
-
 use vcpu_layout::Proof;
-use x86_64::registers::model_specific::Msr;
-use x86_defs::msr;
 
 use super::state::State as _;
 use super::vcpu::ArchVcpu;
@@ -65,8 +61,8 @@ pub(super) fn command(run: &mut Running<'_>, value: u64) -> Result<(), GeneralPr
     }
     let hardware = &mut run.owner.arch.hardware;
     hardware.pass(hardware.passed().max(Passed::Commands));
-    // SAFETY: a guest is told only of bits that this processor has. The write forgets predictions.
-    unsafe { Msr::new(msr::PRED_CMD).write(value) };
+    // A guest is told only of bits that this processor has.
+    speculation::forget(value);
     Ok(())
 }
 

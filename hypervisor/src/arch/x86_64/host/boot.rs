@@ -36,7 +36,7 @@ use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
 use crate::boot::modules::Modules;
 use crate::boot::spcr::Spcr;
-use crate::cpu::{self, CpuId};
+use crate::cpu::{self, CpuId, scheduler};
 use crate::log as uart_log;
 
 /// Bytes of each pCPU's main stack.
@@ -336,7 +336,9 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     iommu::init(machine, &handover.memory);
     control_port::open();
     let selftest = boot.option("selftest");
-    speculation::choose(boot.option("mitigations"), selftest == Some("spec-ctrl"));
+    scheduler::choose_threads(boot.option("smt"));
+    let uses_threads = boot.option("smt") != Some("off");
+    speculation::choose(boot.option("mitigations"), uses_threads, selftest == Some("spec-ctrl"));
     if selftest == Some("tsc-skew") {
         tsc::plant_skew();
     }

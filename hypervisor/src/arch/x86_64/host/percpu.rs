@@ -21,7 +21,7 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
 use super::acpi::Machine;
-use super::{boot, paging};
+use super::{boot, paging, processor};
 use crate::cpu::{self, CpuId, MAX_CPUS, PerCpu};
 use crate::layout::OwnPages;
 
@@ -107,6 +107,11 @@ pub(crate) fn this() -> &'static PerCpu {
     }
     // SAFETY: blocks are never freed, and shared references are all that is ever made.
     unsafe { &*block }
+}
+
+/// The core that a pCPU is a thread of.
+pub(crate) fn core_of(cpu: &PerCpu) -> u64 {
+    (cpu.arch.apic_id >> processor::thread_bits()).into()
 }
 
 /// As [`this`], for code that may run before [`install`].

@@ -24,6 +24,16 @@ pub(crate) fn subleaf(number: u32, subleaf: u32) -> CpuidResult {
     __cpuid_count(number, subleaf)
 }
 
+/// Bits of an APIC id that number the threads of a core: by the leaf of the topology (SDM vol. 3A, 10.9.1), or AMD's.
+pub(crate) fn thread_bits() -> u32 {
+    let topology = subleaf(0xb, 0);
+    let amd = leaf(0x8000_001e);
+    match topology.ebx & 0xffff {
+        0 => (amd.ebx >> 8 & 0xff).checked_ilog2().map_or(0, |bits| bits + 1),
+        _ => topology.eax & 0x1f,
+    }
+}
+
 /// Whether QEMU's TCG emulates this machine.
 pub(crate) fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
