@@ -2,6 +2,7 @@
 //! where they are can be seen.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use mitigations::Steps;
 use system_tests::stores::Text;
 use system_tests::{Machine, assets};
 
@@ -207,4 +208,130 @@ fn one_thread_of_each_core_runs_vcpus_if_the_others_must_not() {
     assert!(off.contains("smt=off: 2 of 4 pCPUs run vCPUs"), "{off}");
     let wrong = with("smt=no");
     assert!(wrong.contains("smt") && wrong.contains("on") && wrong.contains("off"), "{wrong}");
+}
+
+/// What a world switch with the steps finds in memory.
+#[derive(Clone, Copy)]
+struct Finds {
+    steps: Steps,
+    /// The guest writes SPEC_CTRL without an exit.
+    owns_spec_ctrl: bool,
+    /// The guest's SPEC_CTRL is the host's.
+    is_alike: bool,
+}
+
+/// Executes code without a guest from `at` until `ends`, and counts the instructions and the registers written.
+fn execute(text: &Text, at: u64, finds: Finds, ends: impl Fn(&Instruction) -> bool) -> (u32, Vec<u32>) {
+    let (mut at, mut is_zero, mut ecx, mut count, mut written) = (at, false, 0, 0, Vec::new());
+    let mut returns = Vec::new();
+    loop {
+        let one = text.at(at).unwrap_or_else(|| panic!("no code at {at:#x}"));
+        if ends(&one) && returns.is_empty() {
+            return (count, written);
+        }
+        count += 1;
+        assert!(count < 10_000, "it does not end");
+        let mut next = one.next_ip();
+        match one.mnemonic() {
+            Mnemonic::Test if one.op0_kind() == OpKind::Memory => {
+                is_zero = !finds.steps.intersects(Steps::from_bits_retain(one.immediate32()));
+            }
+            // Whether the VMCS has been launched.
+            Mnemonic::Test => is_zero = false,
+            Mnemonic::Cmp if one.op0_kind() == OpKind::Memory => is_zero = !finds.owns_spec_ctrl,
+            Mnemonic::Cmp => is_zero = finds.is_alike,
+            Mnemonic::Dec if one.op0_register() == Register::ECX => {
+                ecx -= 1;
+                is_zero = ecx == 0;
+            }
+            Mnemonic::Mov if one.op0_register() == Register::ECX => ecx = one.immediate32(),
+            Mnemonic::Wrmsr => written.push(ecx),
+            Mnemonic::Je if is_zero => next = one.near_branch_target(),
+            Mnemonic::Jne if !is_zero => next = one.near_branch_target(),
+            Mnemonic::Jmp => next = one.near_branch_target(),
+            Mnemonic::Call => {
+                returns.push(next);
+                next = one.near_branch_target();
+            }
+            // The only way in which the code leaves a call: it takes the address from the stack.
+            Mnemonic::Add if one.op0_register() == Register::RSP && !returns.is_empty() => {
+                returns.truncate(returns.len() - one.immediate(1) as usize / 8);
+            }
+            Mnemonic::Int3 => panic!("nothing returns from a call at {at:#x}"),
+            _ => {}
+        }
+        at = next;
+    }
+}
+
+/// Where an exit leads: behind VMRUN, or, with VT-x, behind what handles an entry that fails.
+fn exit_of(text: &Text, pattern: &[u8], entry: u64) -> u64 {
+    if pattern == SWITCHES[0].1 {
+        return text.at(entry).expect("VMRUN").next_ip();
+    }
+    let fails = behind(text, entry).into_iter().find(|one| one.mnemonic() == Mnemonic::Jmp);
+    fails.expect("a failed entry goes elsewhere").next_ip()
+}
+
+/// Instructions of an entry and an exit, and the registers that they write.
+fn whole_switch(text: &Text, pattern: &[u8], finds: Finds) -> (u32, Vec<u32>) {
+    let entry = switches(text, pattern).0[0];
+    let begin = before(text, entry)[0].ip();
+    let (into, mut written) = execute(text, begin, finds, |one| one.ip() == entry);
+    let (out, more) = execute(text, exit_of(text, pattern, entry), finds, |one| one.mnemonic() == Mnemonic::Ret);
+    written.extend(more);
+    (into + out, written)
+}
+
+/// Each step, how the document calls it, and what it writes.
+const COSTS: [(Steps, &str, &[u32]); 8] = [
+    (Steps::IBPB_AT_EXIT, "IBPB | each exit", &[PRED_CMD]),
+    (Steps::IBRS_AT_EXIT, "IBRS, written", &[SPEC_CTRL]),
+    (Steps::FILL_RETURN_STACK, "calls that fill the return stack", &[]),
+    (Steps::ONE_CALL, "one call", &[]),
+    (Steps::CLEAR_HISTORY, "branches that replace the history", &[]),
+    (Steps::CLEAR_BUFFERS, "VERW", &[]),
+    (Steps::FLUSH_L1D, "flush of the L1 data cache", &[FLUSH_CMD]),
+    (Steps::SWITCH_SPEC_CTRL, "SPEC_CTRL is the guest's", &[]),
+];
+
+#[test]
+fn each_step_executes_what_the_document_says() {
+    let text = hypervisor();
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/security.md")).expect("there");
+    let told = |words: &str| -> u32 {
+        let row = document.lines().find(|line| line.starts_with(&format!("| {words}")));
+        let row = row.unwrap_or_else(|| panic!("no row \"{words}\""));
+        let figure = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        let figure = figure.split_whitespace().next().unwrap_or_default();
+        figure.parse().unwrap_or_else(|_| panic!("no figure in {row}"))
+    };
+    for (name, pattern) in SWITCHES {
+        let finds = |steps| Finds { steps, owns_spec_ctrl: false, is_alike: true };
+        let (none, nothing) = whole_switch(&text, pattern, finds(Steps::CLEAR_REGISTERS));
+        assert!(nothing.is_empty(), "{name}: {nothing:x?}");
+        for (step, words, registers) in COSTS {
+            let (count, written) = whole_switch(&text, pattern, finds(step));
+            assert_eq!(written, registers, "{name}: {words}");
+            assert_eq!(count - none, told(words), "{name}: {words}");
+        }
+        // Of SPEC_CTRL: a guest with another value, and one that writes it without exits.
+        let own = |owns_spec_ctrl| Finds { steps: Steps::SWITCH_SPEC_CTRL, owns_spec_ctrl, is_alike: false };
+        let (differs, written) = whole_switch(&text, pattern, own(false));
+        assert_eq!(written, [SPEC_CTRL, SPEC_CTRL], "{name}: the guest's, then the host's");
+        let (reads, _) = whole_switch(&text, pattern, own(true));
+        assert_eq!(
+            (differs - none, reads - differs),
+            (told("… with another value"), told("… and its own writes")),
+            "{name}"
+        );
+
+        // The guarded switch without further steps, beside the plain one.
+        let plain = switches(&text, pattern).1[0];
+        let begin = before(&text, plain)[0].ip();
+        let ends = |one: &Instruction| one.mnemonic() == Mnemonic::Ret;
+        let (into, _) = execute(&text, begin, finds(Steps::empty()), |one| one.ip() == plain);
+        let (out, _) = execute(&text, exit_of(&text, pattern, plain), finds(Steps::empty()), ends);
+        assert_eq!(none - into - out, told("general registers are cleared"), "{name}");
+    }
 }
