@@ -1,11 +1,13 @@
-//! What a host does against speculative execution on x86: from a processor to the steps at each entry and exit.
+//! What a host does against speculative execution: from a processor to the steps at each entry and exit.
 //!
 //! A guest can lead the processor astray in two ways. It trains predictions that the host, or another guest, follows
-//! later. Or it reads what an earlier owner left in a buffer of the core. Which of the known weaknesses a processor has
-//! is told by its family and model, by CPUID, and by an MSR of Intel's, which newer processors and newer microcode use
-//! to say what they do *not* have. [`Plan::of`] puts that together: what is done ([`Steps`]), and for each
+//! later. Or it reads what an earlier owner left in a buffer of the core. A [`Plan`] has what is done, and for each
 //! [`Weakness`] whether that holds it ([`State`]). The names are those of Linux
-//! (`/sys/devices/system/cpu/vulnerabilities`).
+//! (`/sys/devices/system/cpu/vulnerabilities`). This file is about x86, and [`arm`] is about AArch64.
+//!
+//! Which of the known weaknesses a processor of x86 has is told by its family and model, by CPUID, and by an MSR of
+//! Intel's, which newer processors and newer microcode use to say what they do *not* have. [`Plan::of`] puts that
+//! together.
 //!
 //! ```
 //! use mitigations::{Plan, Processor, State, Steps, Vendor, Weakness};
@@ -29,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod amd;
+pub mod arm;
 mod guest;
 mod intel;
 mod last_vm;
@@ -241,11 +244,16 @@ pub enum Weakness {
     Tsa,
     /// A guest that stops the machine by large pages of code (CVE-2018-12207).
     ItlbMultihit,
+    /// Reading what one's own tables have for a higher level (CVE-2017-5754). On x86 no plan has it: a guest's tables
+    /// have nothing of the host's.
+    Meltdown,
+    /// Loads that overtake earlier stores to the same address (CVE-2018-3639). Only plans for Arm have it.
+    SpecStoreBypass,
 }
 
 impl Weakness {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::SpectreV2,
         Self::BranchHistory,
         Self::Retbleed,
@@ -259,6 +267,8 @@ impl Weakness {
         Self::IndirectTargetSelection,
         Self::Tsa,
         Self::ItlbMultihit,
+        Self::Meltdown,
+        Self::SpecStoreBypass,
     ];
 
     /// Its name, as in Linux where that has one.
@@ -278,6 +288,8 @@ impl Weakness {
             Self::IndirectTargetSelection => "indirect_target_selection",
             Self::Tsa => "tsa",
             Self::ItlbMultihit => "itlb_multihit",
+            Self::Meltdown => "meltdown",
+            Self::SpecStoreBypass => "spec_store_bypass",
         }
     }
 
@@ -302,29 +314,54 @@ pub enum State {
     Vulnerable(&'static str),
 }
 
-/// What is done on a processor.
+impl State {
+    /// The worse one of two processors' states.
+    const fn worse(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Vulnerable(_), _) | (Self::Held(_), Self::NotAffected | Self::Held(_)) => self,
+            (Self::NotAffected, _) | (Self::Held(_), Self::Vulnerable(_)) => other,
+        }
+    }
+}
+
+/// What is done on a processor, by steps of its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Plan<S = Steps> {
     /// The steps.
-    pub steps: Steps,
+    pub steps: S,
     states: [State; Weakness::ALL.len()],
     has_siblings: bool,
 }
 
 impl Plan {
-    /// The plan for a processor.
+    /// The plan for a processor of x86.
     #[must_use]
     pub fn of(processor: &Processor) -> Self {
-        let mut plan = Self {
-            steps: Steps::CLEAR_REGISTERS | guest::steps(processor),
-            states: [State::NotAffected; Weakness::ALL.len()],
-            has_siblings: processor.threads_per_core > 1,
-        };
+        let mut plan = Self::new(Steps::CLEAR_REGISTERS | guest::steps(processor), processor.threads_per_core > 1);
         match processor.vendor {
             Vendor::Intel => intel::plan(processor, &mut plan),
             Vendor::Amd => amd::plan(processor, &mut plan),
         }
         plan
+    }
+
+    /// The processor has `weakness`: `steps` hold it, if `can`, and otherwise it is open because of `why`.
+    fn hold(&mut self, weakness: Weakness, steps: Steps, can: bool, by: &'static str, why: &'static str) {
+        self.set(weakness, if can { State::Held(by) } else { State::Vulnerable(why) });
+        if can {
+            self.steps |= steps;
+        }
+    }
+}
+
+impl<S: Default> Plan<S> {
+    /// These steps, on a processor without weaknesses.
+    const fn new(steps: S, has_siblings: bool) -> Self {
+        Self { steps, states: [State::NotAffected; Weakness::ALL.len()], has_siblings }
+    }
+
+    fn set(&mut self, weakness: Weakness, state: State) {
+        self.states[weakness as usize] = state;
     }
 
     /// Nothing is done.
@@ -334,7 +371,17 @@ impl Plan {
             State::NotAffected => State::NotAffected,
             State::Held(_) | State::Vulnerable(_) => State::Vulnerable("mitigations=off"),
         });
-        Self { steps: Steps::empty(), states, ..self }
+        Self { steps: S::default(), states, ..self }
+    }
+
+    /// This plan's steps, and of each weakness the worse state of two processors.
+    #[must_use]
+    pub fn with_states_of(mut self, other: &Self) -> Self {
+        for (own, other) in self.states.iter_mut().zip(other.states) {
+            *own = own.worse(other);
+        }
+        self.has_siblings |= other.has_siblings;
+        self
     }
 
     /// How the processor stands with a weakness.
@@ -358,11 +405,15 @@ impl Plan {
         self.has_siblings && Weakness::ALL.iter().any(|weakness| weakness.crosses_threads() && is_here(weakness))
     }
 
-    /// The processor has `weakness`: `steps` hold it, if `can`, and otherwise it is open because of `why`.
-    fn hold(&mut self, weakness: Weakness, steps: Steps, can: bool, by: &'static str, why: &'static str) {
-        self.states[weakness as usize] = if can { State::Held(by) } else { State::Vulnerable(why) };
-        if can {
-            self.steps |= steps;
+    /// Whether VMs of strangers may share this machine, in a line for the log.
+    #[must_use]
+    pub fn verdict(&self) -> &'static str {
+        if self.open().next().is_some() {
+            "some weaknesses are not held: only VMs that trust each other may share this processor"
+        } else if self.siblings_must_not_be_strangers() {
+            "two threads of a core may run different VMs: only VMs that trust each other may share this processor"
+        } else {
+            "all known weaknesses of this processor are held"
         }
     }
 }

@@ -69,18 +69,7 @@ pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
             State::Vulnerable(why) => info!("speculation: {}: VULNERABLE, {why}", weakness.name()),
         }
     }
-    info!("speculation: {}", verdict(&plan));
-}
-
-/// Whether VMs of strangers may share this machine, in a line for the log.
-fn verdict(plan: &Plan) -> &'static str {
-    if plan.open().next().is_some() {
-        "some weaknesses are not held: only VMs that trust each other may share this processor"
-    } else if plan.siblings_must_not_be_strangers() {
-        "two threads of a core may run different VMs: only VMs that trust each other may share this processor"
-    } else {
-        "all known weaknesses of this processor are held"
-    }
+    info!("speculation: {}", plan.verdict());
 }
 
 fn leaf_of(leaf: u32, subleaf: u32) -> [u32; 4] {
