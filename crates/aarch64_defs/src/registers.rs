@@ -58,6 +58,8 @@ pub mod sctlr {
     pub const I: u64 = 1 << 12;
     /// Writable memory is not executable.
     pub const WXN: u64 = 1 << 19;
+    /// PSTATE.SSBS at an exception to this level: loads may overtake stores to the same address.
+    pub const DSSBS: u64 = 1 << 44;
     /// Bits of SCTLR_EL2 that are one (with HCR_EL2.E2H clear).
     pub const EL2_RES1: u64 = 0x30c5_0830;
     /// SCTLR_EL1 at reset: translation and caches off, bits that are one on processors of Armv8.0.
@@ -106,12 +108,16 @@ pub mod spsr {
     pub const A: u64 = 1 << 8;
     /// Debug exceptions masked.
     pub const D: u64 = 1 << 9;
+    /// Loads may overtake earlier stores to the same address.
+    pub const SSBS: u64 = 1 << 12;
     /// The illegal execution state.
     pub const IL: u64 = 1 << 20;
     /// Single-stepping.
     pub const SS: u64 = 1 << 21;
     /// Privileged access never.
     pub const PAN: u64 = 1 << 22;
+    /// Time does not depend on data.
+    pub const DIT: u64 = 1 << 24;
 }
 
 /// MPIDR_EL1: a processor's affinity.

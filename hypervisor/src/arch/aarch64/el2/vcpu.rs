@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "loads what decides about the guest")]
 
-use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
+use aarch64_defs::registers::{hcr_el2, mpidr, sctlr, spsr, timer_control};
 use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
 use abi::control::StopReason;
 use abi::payload::VmConfig;
@@ -518,8 +518,11 @@ impl ArchVcpu {
         unsafe { write_register!("spsr_el1", pstate) };
         let has_pan = read_register!("id_aa64mmfr1_el1") >> 20 & 0xf != 0;
         let pan = if has_pan && control & SPAN == 0 { spsr::PAN } else { pstate & spsr::PAN };
-        const FLAGS: u64 = 0xf << 28;
-        self.registers.pstate = pstate & FLAGS | pan | PSTATE_AT_START;
+        let has_ssbs = read_register!("id_aa64pfr1_el1") >> 4 & 0xf != 0;
+        let bypass = if has_ssbs && control & sctlr::DSSBS != 0 { spsr::SSBS } else { 0 };
+        /// What an exception does not change: the flags, and DIT.
+        const KEPT: u64 = 0xf << 28 | spsr::DIT;
+        self.registers.pstate = pstate & KEPT | pan | bypass | PSTATE_AT_START;
         self.registers.pc = read_register!("vbar_el1").wrapping_add(offset);
     }
 }
