@@ -207,13 +207,13 @@ const FIRMWARE_1: &str = "SMCCC_ARCH_WORKAROUND_1 at exits";
 const FIRMWARE_2: &str = "SMCCC_ARCH_WORKAROUND_2, for good";
 const FIRMWARE_3: &str = "SMCCC_ARCH_WORKAROUND_3 at exits";
 
-impl Processor {
-    /// The core's name, if it is in the table.
-    #[must_use]
-    pub fn name(&self) -> Option<&'static str> {
-        Core::of(self.midr).map(|core| core.name)
-    }
+/// Name of the core with this MIDR_EL1, if it is in the table.
+#[must_use]
+pub fn core_name(midr: u64) -> Option<&'static str> {
+    Core::of(midr).map(|core| core.name)
+}
 
+impl Processor {
     /// The plan for this pCPU, whose firmware gives these answers on it.
     #[must_use]
     pub fn plan(&self, firmware: &Firmware) -> Plan {

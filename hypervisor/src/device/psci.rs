@@ -48,14 +48,14 @@ pub enum Call {
     SystemOff,
     /// Restart the VM. No answer.
     SystemReset,
-    /// The host's firmware must clear this pCPU's branch predictions: calls this function. The answer is
+    /// This pCPU's branch predictions must be cleared, as this function of the host's firmware does it. The answer is
     /// [`Answer::SUCCESS`].
     Mitigate(u32),
     /// No function that there is. The answer is [`Answer::NOT_SUPPORTED`].
     Unknown,
 }
 
-/// The firmware's mitigations against speculation attacks: its answers to SMCCC_ARCH_FEATURES for the
+/// The functions against speculation attacks that a guest has: the answers to SMCCC_ARCH_FEATURES for the
 /// [functions](Mitigations::FUNCTIONS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mitigations(pub(crate) [i32; 3]);
@@ -63,7 +63,7 @@ pub struct Mitigations(pub(crate) [i32; 3]);
 impl Mitigations {
     /// SMCCC_ARCH_WORKAROUND_1 to 3.
     pub const FUNCTIONS: [u32; 3] = [SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3];
-    /// A firmware without mitigations.
+    /// None.
     pub const NONE: Self = Self([NOT_SUPPORTED; 3]);
 
     /// The guest's answer for a function: 0 if it does something, 1 if it need not be called.

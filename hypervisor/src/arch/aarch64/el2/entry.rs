@@ -12,9 +12,9 @@ use core::mem::offset_of;
 use super::HostContext;
 use super::tags::CpuTags;
 use super::vcpu::{ArchVcpu, flush};
-use crate::arch::aarch64::host::counter;
-use crate::arch::aarch64::host::gic as host_gic;
+use crate::arch::aarch64::host::{counter, gic as host_gic, percpu};
 use crate::arch::aarch64::register::write_register;
+use crate::arch::aarch64::speculation::behind_exit;
 use crate::arch::trace::{self, TraceEvent};
 use crate::vcpu::Tally;
 
@@ -126,55 +126,62 @@ unsafe extern "C" fn switch(registers: *mut Registers) {
     )
 }
 
-// From the vectors, with the guest's X0 and X1 on our stack and the vector's number in X0. Below them are the registers
-// that `switch` has pushed.
-global_asm!(
-    r#"
-    .section .text.guest_left, "ax"
-    .balign 64
-    .global guest_left
-    guest_left:
-        ldr x1, [sp, #16]
-        stp x2, x3, [x1, #16]
-        stp x4, x5, [x1, #32]
-        stp x6, x7, [x1, #48]
-        stp x8, x9, [x1, #64]
-        stp x10, x11, [x1, #80]
-        stp x12, x13, [x1, #96]
-        stp x14, x15, [x1, #112]
-        stp x16, x17, [x1, #128]
-        stp x18, x19, [x1, #144]
-        stp x20, x21, [x1, #160]
-        stp x22, x23, [x1, #176]
-        stp x24, x25, [x1, #192]
-        stp x26, x27, [x1, #208]
-        stp x28, x29, [x1, #224]
-        str x30, [x1, #240]
-        ldp x2, x3, [sp], #32
-        stp x2, x3, [x1]
-        str x0, [x1, #{vector}]
-        mrs x2, elr_el2
-        mrs x3, spsr_el2
-        stp x2, x3, [x1, #{pc}]
-        mrs x2, esr_el2
-        mrs x3, far_el2
-        stp x2, x3, [x1, #{esr}]
-        mrs x2, hpfar_el2
-        str x2, [x1, #{hpfar}]
+/// The way from the vectors back to the caller of `switch`: `$steps` come when the guest's registers are stored. The
+/// guest's X0 and X1 are on our stack, and the vector's number is in X0. Below them are the registers that `switch` has
+/// pushed.
+macro_rules! guest_left {
+    ($name:literal, $steps:expr $(, $operand:ident = const $value:expr)?) => {
+        global_asm!(
+            concat!(".section .text.", $name, ", \"ax\""),
+            ".balign 64",
+            concat!(".global ", $name),
+            concat!($name, ":"),
+            "ldr x1, [sp, #16]",
+            "stp x2, x3, [x1, #16]",
+            "stp x4, x5, [x1, #32]",
+            "stp x6, x7, [x1, #48]",
+            "stp x8, x9, [x1, #64]",
+            "stp x10, x11, [x1, #80]",
+            "stp x12, x13, [x1, #96]",
+            "stp x14, x15, [x1, #112]",
+            "stp x16, x17, [x1, #128]",
+            "stp x18, x19, [x1, #144]",
+            "stp x20, x21, [x1, #160]",
+            "stp x22, x23, [x1, #176]",
+            "stp x24, x25, [x1, #192]",
+            "stp x26, x27, [x1, #208]",
+            "stp x28, x29, [x1, #224]",
+            "str x30, [x1, #240]",
+            "ldp x2, x3, [sp], #32",
+            "stp x2, x3, [x1]",
+            "str x0, [x1, #{vector}]",
+            "mrs x2, elr_el2",
+            "mrs x3, spsr_el2",
+            "stp x2, x3, [x1, #{pc}]",
+            "mrs x2, esr_el2",
+            "mrs x3, far_el2",
+            "stp x2, x3, [x1, #{esr}]",
+            "mrs x2, hpfar_el2",
+            "str x2, [x1, #{hpfar}]",
+            $steps,
+            "ldp x27, x28, [sp, #16]",
+            "ldp x25, x26, [sp, #32]",
+            "ldp x23, x24, [sp, #48]",
+            "ldp x21, x22, [sp, #64]",
+            "ldp x19, x20, [sp, #80]",
+            "ldp x29, x30, [sp], #96",
+            "ret",
+            pc = const offset_of!(Registers, pc),
+            esr = const offset_of!(Registers, esr),
+            hpfar = const offset_of!(Registers, hpfar),
+            vector = const offset_of!(Registers, vector),
+            $($operand = const $value,)?
+        );
+    };
+}
 
-        ldp x27, x28, [sp, #16]
-        ldp x25, x26, [sp, #32]
-        ldp x23, x24, [sp, #48]
-        ldp x21, x22, [sp, #64]
-        ldp x19, x20, [sp, #80]
-        ldp x29, x30, [sp], #96
-        ret
-    "#,
-    pc = const offset_of!(Registers, pc),
-    esr = const offset_of!(Registers, esr),
-    hpfar = const offset_of!(Registers, hpfar),
-    vector = const offset_of!(Registers, vector),
-);
+guest_left!("guest_left", "");
+guest_left!("guest_left_guarded", behind_exit!(), steps = const percpu::STEPS);
 
 const _: () = assert!(offset_of!(Registers, pstate) == offset_of!(Registers, pc) + 8);
 const _: () = assert!(offset_of!(Registers, far) == offset_of!(Registers, esr) + 8);

@@ -193,12 +193,11 @@ pub(crate) const fn name() -> &'static str {
 pub(crate) fn describe() -> String {
     let midr = read_register!("midr_el1");
     let Features { physical_bits, wide_vmids, bbm, records_writes, .. } = features();
-    let part = match midr >> 4 & 0xfff {
-        0xd07 => "Cortex-A57",
-        0xd0b => "Cortex-A76",
-        0xd0c => "Neoverse N1",
-        0x051 => "QEMU's max",
-        _ => "AArch64 processor",
+    const QEMUS_MAX: u64 = 0x0051;
+    let part = match (mitigations::arm::core_name(midr), midr >> 4 & 0xfff) {
+        (Some(name), _) => name,
+        (None, QEMUS_MAX) => "QEMU's max",
+        (None, _) => "AArch64 processor",
     };
     format!(
         "{part} (MIDR {midr:#x}); EL2 with stage 2, {physical_bits}-bit physical addresses, {}-bit VMIDs, FEAT_BBM level {bbm}, {}, {} list registers",

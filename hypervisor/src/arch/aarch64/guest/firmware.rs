@@ -6,7 +6,7 @@ use sched::Pending;
 
 use super::delivery::Start;
 use super::platform;
-use crate::arch::aarch64::host::power;
+use crate::arch::aarch64::speculation;
 use crate::device::psci::{Answer, Call, PowerState, decode};
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -16,34 +16,38 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     let [low, high, ..] = arch.registers.esr.to_le_bytes();
     let [x0, x1, x2, x3, ..] = arch.registers.x;
-    let answer =
-        match decode(u16::from_le_bytes([low, high]), &[x0, x1, x2, x3], run.vm.config.vcpus, power::mitigations()) {
-            Call::Answer(answer) => answer,
-            Call::CpuOn { vcpu, entry, context } => cpu_on(run, vcpu, Start { entry, context }),
-            Call::CpuOff => return cpu_off(run),
-            Call::AffinityInfo { vcpu } => match run.vm.vcpus().get(vcpu as usize) {
-                Some(vcpu) => Answer::affinity_info(vcpu.posted().power()),
-                None => Answer::INVALID_PARAMETERS,
-            },
-            Call::Suspend => {
-                arch.registers.x[0] = Answer::SUCCESS.0;
-                arch.activity = Activity::Halted;
-                return Next::Idle;
-            }
-            Call::SystemOff => {
-                run.vm.stop(StopReason::PowerOff, format_args!("vCPU {} turned the machine off, by PSCI", run.index));
-                return Next::Resume;
-            }
-            Call::SystemReset => {
-                run.vm.stop(StopReason::Reset, format_args!("vCPU {} reset the machine, by PSCI", run.index));
-                return Next::Resume;
-            }
-            Call::Mitigate(function) => {
-                power::mitigate(function);
-                Answer::SUCCESS
-            }
-            Call::Unknown => Answer::NOT_SUPPORTED,
-        };
+    let answer = match decode(
+        u16::from_le_bytes([low, high]),
+        &[x0, x1, x2, x3],
+        run.vm.config.vcpus,
+        speculation::for_guests(),
+    ) {
+        Call::Answer(answer) => answer,
+        Call::CpuOn { vcpu, entry, context } => cpu_on(run, vcpu, Start { entry, context }),
+        Call::CpuOff => return cpu_off(run),
+        Call::AffinityInfo { vcpu } => match run.vm.vcpus().get(vcpu as usize) {
+            Some(vcpu) => Answer::affinity_info(vcpu.posted().power()),
+            None => Answer::INVALID_PARAMETERS,
+        },
+        Call::Suspend => {
+            arch.registers.x[0] = Answer::SUCCESS.0;
+            arch.activity = Activity::Halted;
+            return Next::Idle;
+        }
+        Call::SystemOff => {
+            run.vm.stop(StopReason::PowerOff, format_args!("vCPU {} turned the machine off, by PSCI", run.index));
+            return Next::Resume;
+        }
+        Call::SystemReset => {
+            run.vm.stop(StopReason::Reset, format_args!("vCPU {} reset the machine, by PSCI", run.index));
+            return Next::Resume;
+        }
+        Call::Mitigate(function) => {
+            speculation::mitigate(function);
+            Answer::SUCCESS
+        }
+        Call::Unknown => Answer::NOT_SUPPORTED,
+    };
     run.owner.arch.registers.x[0] = answer.0;
     Next::Resume
 }

@@ -21,6 +21,7 @@ use super::device_tree::{self, Machine};
 use super::paging::{self, direct_map};
 use super::{counter, efi, gic, irq, percpu, power, smp};
 use crate::arch::aarch64::guest::id_registers;
+use crate::arch::aarch64::speculation;
 use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::boot::handover::Handover;
@@ -352,6 +353,8 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     id_registers::add_this_cpu();
     scheduler::choose_threads(boot.option("smt"));
+    speculation::choose(boot.option("mitigations"), machine);
+    speculation::add_this_cpu();
     smp::start_others();
     log::info!(
         "{} pCPUs, {} MiB free, counter {} kHz, PSCI by {}",
@@ -360,7 +363,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         counter::hz() / 1000,
         machine.conduit.name(),
     );
-    log::info!("speculation: nothing is done: only VMs that trust each other may share a real processor");
+    speculation::report();
 
     // A loader for AArch64 passes one file, the payload.
     crate::start(&boot, core::iter::empty().collect())

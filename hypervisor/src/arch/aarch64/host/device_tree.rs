@@ -44,6 +44,8 @@ pub(in crate::arch::aarch64) struct Machine {
     pub(in crate::arch::aarch64) redistributors: [Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS],
     /// Registers of virtio transports.
     pub(super) virtio: [Option<HpaRange>; MAX_VIRTIO],
+    /// QEMU has made the machine: the tree has its configuration device.
+    pub(in crate::arch::aarch64) is_qemus: bool,
 }
 
 /// There is no device tree, or it is damaged, or it reserves more ranges than the memory map holds.
@@ -52,7 +54,7 @@ pub(super) struct Unreadable;
 
 impl Machine {
     /// Affinities of the pCPUs.
-    pub(super) fn cpus(&self) -> &[u64] {
+    pub(in crate::arch::aarch64) fn cpus(&self) -> &[u64] {
         &self.cpus[..self.cpu_count]
     }
 }
@@ -95,6 +97,7 @@ pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) ->
         distributor: None,
         redistributors: [None; MAX_REDISTRIBUTOR_REGIONS],
         virtio: [None; MAX_VIRTIO],
+        is_qemus: false,
     };
 
     for reserved in tree.memory_reservations() {
@@ -155,6 +158,8 @@ impl Machine {
                 && let Some(slot) = self.virtio.iter_mut().find(|slot| slot.is_none())
             {
                 *slot = registers(node).next();
+            } else if node.is_compatible("qemu,fw-cfg-mmio") {
+                self.is_qemus = true;
             }
         }
     }

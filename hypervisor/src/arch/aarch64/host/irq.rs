@@ -61,7 +61,8 @@ pub(crate) fn follows_call(address: u64) -> bool {
 
 // Sixteen entries of 128 bytes (Arm ARM, D1.3.1): from EL2 on SP_EL0, from EL2 on SP_EL2, from the guest in AArch64,
 // from the guest in AArch32; of each, synchronous, IRQ, FIQ, SError. Those of the guest go to `guest_left` with their
-// number in X0.
+// number in X0. A second table has those with the steps against speculative execution (`speculation`), and is the same
+// otherwise.
 global_asm!(
     r#"
     .macro report number
@@ -71,17 +72,17 @@ global_asm!(
         b report_entry
     .endm
 
-    .macro guest number
+    .macro guest number, left
     .balign 128
         stp x0, x1, [sp, #-16]!
         mov x0, #\number
-        b guest_left
+        b \left
     .endm
 
-    .section .text.vectors, "ax"
+    .macro table name, left
     .balign 2048
-    .global vectors
-    vectors:
+    .global \name
+    \name:
         report 0
         report 1
         report 2
@@ -90,14 +91,20 @@ global_asm!(
         report 5
         report 6
         report 7
-        guest 0
-        guest 1
-        guest 2
-        guest 3
-        guest 0
-        guest 1
-        guest 2
-        guest 3
+        guest 0, \left
+        guest 1, \left
+        guest 2, \left
+        guest 3, \left
+        guest 0, \left
+        guest 1, \left
+        guest 2, \left
+        guest 3, \left
+    .endm
+
+    .section .text.vectors, "ax"
+    .balign 2048
+    table vectors, guest_left
+    table guarded_vectors, guest_left_guarded
 
     /* X0 is in TPIDR_EL0, the vector's number in X0. The stack pointer may be what is wrong, so SP_EL0 becomes that of the
        stack for reports. (Both registers are a guest's; no guest runs here any more.) Without a block there is only the
@@ -150,6 +157,16 @@ pub(super) fn load() {
     }
     // SAFETY: the table above, aligned as the register wants it.
     unsafe { write_register!("vbar_el2", &raw const vectors) };
+    isb();
+}
+
+/// Sets this pCPU's vectors to those with the steps against speculative execution.
+pub(in crate::arch::aarch64) fn load_guarded() {
+    unsafe extern "C" {
+        static guarded_vectors: u8;
+    }
+    // SAFETY: the second table above, aligned as the register wants it.
+    unsafe { write_register!("vbar_el2", &raw const guarded_vectors) };
     isb();
 }
 

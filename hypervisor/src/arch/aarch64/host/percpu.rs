@@ -37,12 +37,17 @@ pub(crate) struct ArchPerCpu {
     /// Not zero: the guest's timer interrupt was acknowledged, and is the guest's to deactivate.
     #[layout(owner)]
     pub(super) guest_timer_fired: OwnerWord,
+    /// Steps against speculative execution at each exit ([`mitigations::arm::Steps::word`]).
+    #[layout(owner)]
+    pub(in crate::arch::aarch64) steps: OwnerWord,
 }
 
 /// Where TPIDR_EL2 leads to: the top of the stack for reports.
 pub(super) const REPORT_STACK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_REPORT_STACK;
 /// The same, of the main stack.
 pub(super) const STACK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_STACK;
+/// The same, of the steps at an exit.
+pub(in crate::arch::aarch64) const STEPS: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_STEPS;
 
 impl ArchPerCpu {
     /// The stacks, and the redistributor's two frames.
@@ -82,7 +87,7 @@ pub(crate) fn core_of(cpu: &PerCpu) -> u64 {
 }
 
 /// Affinity of the pCPU that runs this.
-pub(super) fn own_affinity() -> u64 {
+pub(in crate::arch::aarch64) fn own_affinity() -> u64 {
     read_register!("mpidr_el1") & mpidr::AFFINITY
 }
 
@@ -105,6 +110,7 @@ pub(super) fn make(machine: &Machine, boot_stack: Hva) {
             stack: if number == 0 { boot_stack } else { paging::map_stack(boot::STACK_BYTES) },
             redistributor: OwnerWord::new(0),
             guest_timer_fired: OwnerWord::new(0),
+            steps: OwnerWord::new(0),
         });
         PerCpu::new(CpuId(number), arch)
     });

@@ -3,16 +3,16 @@
 #![expect(unsafe_code, reason = "waiting for an interrupt")]
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use addr::Hpa;
-use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_VERSION};
+use mitigations::arm::{self, Firmware};
+use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_ARCH_WORKAROUND_2, SMCCC_VERSION};
 use smccc::psci::{self, PSCI_FEATURES};
 use smccc::{Call, Hvc, Smc};
-use spin::Once;
 
 use super::device_tree::Machine;
-use crate::device::psci::Mitigations;
+use crate::device::psci::Mitigations as Functions;
 
 /// By which instruction the firmware is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,29 +48,40 @@ impl Conduit {
 
 static CONDUIT: AtomicU8 = AtomicU8::new(0);
 
-static MITIGATIONS: Once<Mitigations> = Once::new();
+/// The firmware knows version 1.1 of the calling convention.
+static KNOWS_CONVENTION: AtomicBool = AtomicBool::new(false);
 
-/// Stores how this machine's firmware is called, and queries its mitigations for guests.
+/// Stores how this machine's firmware is called, and whether it can be asked for more than PSCI.
 pub(super) fn init(machine: &Machine) {
     CONDUIT.store(machine.conduit as u8, Ordering::Relaxed);
-    MITIGATIONS.call_once(|| {
-        // Before 1.1 of the calling convention, and from firmware without PSCI_FEATURES, the answer is meaningless.
-        let has_features = ask(PSCI_FEATURES, SMCCC_VERSION) == 0 && ask(SMCCC_VERSION, 0) >= 0x1_0001;
-        if !has_features {
-            return Mitigations::NONE;
-        }
-        Mitigations(Mitigations::FUNCTIONS.map(|function| ask(SMCCC_ARCH_FEATURES, function)))
-    });
+    // Firmware without PSCI_FEATURES gives no answer with a meaning.
+    let knows_convention = ask(PSCI_FEATURES, SMCCC_VERSION) == 0 && ask(SMCCC_VERSION, 0) >= 0x1_0001;
+    KNOWS_CONVENTION.store(knows_convention, Ordering::Relaxed);
 }
 
-/// The firmware's mitigations against speculation attacks.
-pub(in crate::arch::aarch64) fn mitigations() -> Mitigations {
-    MITIGATIONS.get().copied().unwrap_or(Mitigations::NONE)
+/// Whether the firmware knows version 1.1 of the calling convention, which has functions against speculation.
+pub(in crate::arch::aarch64) fn knows_convention() -> bool {
+    KNOWS_CONVENTION.load(Ordering::Relaxed)
 }
 
-/// Calls one of [`Mitigations::FUNCTIONS`] that the firmware has.
+/// The firmware's answers about its functions against speculation, on this pCPU.
+pub(in crate::arch::aarch64) fn functions_against_speculation() -> Firmware {
+    // The world switch calls by SMC, and so does the rest.
+    if !knows_convention() || conduit() != Conduit::Smc {
+        return Firmware::NONE;
+    }
+    Firmware(Functions::FUNCTIONS.map(|function| arm::Answer::of(ask(SMCCC_ARCH_FEATURES, function))))
+}
+
+/// Calls one of these functions that the firmware has.
 pub(in crate::arch::aarch64) fn mitigate(function: u32) {
     ask(function, 0);
+}
+
+/// This pCPU's loads overtake no stores to the same address, for good.
+pub(in crate::arch::aarch64) fn end_store_bypass() {
+    const ON: u32 = 1;
+    ask(SMCCC_ARCH_WORKAROUND_2, ON);
 }
 
 /// Calls the firmware with one argument. Its answer, which is -1 when there is no firmware.

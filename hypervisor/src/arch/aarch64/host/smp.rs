@@ -12,6 +12,7 @@ use addr::Hva;
 
 use super::{counter, gic, irq, paging, percpu, power};
 use crate::arch::aarch64::guest::id_registers;
+use crate::arch::aarch64::speculation;
 use crate::cpu::{self, PerCpu};
 
 /// Time limit for the others to start, in nanoseconds. An emulator may have few threads for many of them.
@@ -81,6 +82,7 @@ extern "C" fn main(cpu: &'static PerCpu) -> ! {
         power::exit(abi::exit_code::REFUSED)
     }
     id_registers::add_this_cpu();
+    speculation::add_this_cpu();
     cpu.online.store(true, Ordering::Release);
     crate::run_cpu()
 }
