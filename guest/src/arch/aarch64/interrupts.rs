@@ -23,7 +23,9 @@ impl Frame {
     pub(super) fn go_to(&mut self, pc: u64, x17: u64) {
         /// EL1 with its own stack, interrupts held off.
         const EL1H: u64 = 0x3c5;
-        (self.pc, self.pstate, self.x[17]) = (pc, EL1H, x17);
+        /// SSBS and DIT, which stay as they were.
+        const KEPT: u64 = 1 << 12 | 1 << 24;
+        (self.pc, self.pstate, self.x[17]) = (pc, self.pstate & KEPT | EL1H, x17);
     }
 
     /// As [`Self::go_to`], with these in X16 and X17.

@@ -23,7 +23,8 @@ const IS_OFF: i64 = 1;
 const NOBODY: u64 = 0x7f_ff0f;
 const NOWHERE: u64 = 0xdead_beef_0000;
 
-fn answer(function: u64, arguments: [u64; 3]) -> i64 {
+/// The firmware's answer to a call.
+pub(super) fn answer(function: u64, arguments: [u64; 3]) -> i64 {
     // The convention has answers of 32 bits for functions of 32 bits.
     let answer = power::call(function, arguments);
     if function >> 30 & 1 == 0 { i64::from((answer & 0xffff_ffff) as u32 as i32) } else { answer.cast_signed() }

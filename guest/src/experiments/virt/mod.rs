@@ -6,6 +6,7 @@ mod interrupts;
 mod mmio;
 mod private;
 mod round_trip;
+mod speculation;
 mod system;
 mod tables;
 
@@ -27,7 +28,7 @@ impl fmt::Display for Seen {
 }
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 34] = [
+pub(super) const EXPERIMENTS: [Experiment; 35] = [
     by_default("hvc", "HVC: the version of the calling convention", round_trip::hvc),
     by_default("smc", "the same by SMC", round_trip::smc),
     by_default("sysreg-read", "read of an ID register", round_trip::sysreg_read),
@@ -61,6 +62,7 @@ pub(super) const EXPERIMENTS: [Experiment; 34] = [
         "registers that hold a pattern, for seconds=N (3): run VMs with seed=1 to 4",
         hidden::registers,
     ),
+    on_request("speculation", "bits of the state and calls of the firmware against speculation", speculation::run),
     on_request("debug", "breakpoints, steps, event counters, extensions that are not there", system::debug),
     on_request("el0", "programs of 64 and 32 bits that overstep", system::lower),
     on_request("bad-tables", "the guest's own tables outside of memory and at themselves", tables::run),
