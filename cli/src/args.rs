@@ -544,15 +544,17 @@ pub(crate) struct ListArgs {
 /// `dunlin stats`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StatsArgs {
-    #[command(flatten)]
-    pub(crate) host: HostArgs,
+    /// Process id of `dunlin run`, if several are running. Without one: about the host itself, and what it does
+    /// against speculative execution
+    #[arg(long, value_name = "PID", num_args = 0..=1)]
+    pub(crate) host: Option<Option<u32>>,
     /// Only this VM (name or number)
     #[arg(long, value_name = "VM")]
     pub(crate) vm: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also print a line per vCPU
+    /// Also print a line per vCPU, and first the host
     #[arg(short, long)]
     pub(crate) verbose: bool,
 }

@@ -2,6 +2,7 @@
 
 mod emulation;
 mod faults;
+mod machine;
 mod picture;
 
 use std::fmt::Write;
@@ -244,8 +245,15 @@ pub(crate) fn run_list(args: &ListArgs) -> Result<(), Failure> {
 
 /// `dunlin stats`.
 pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
-    let mut client = share::attach(args.host.host)?;
+    let mut client = share::attach(args.host.flatten())?;
     let info = host(&mut client)?;
+    let only_host = args.host == Some(None);
+    if only_host || args.verbose && !args.json {
+        machine::show(&mut client, &info, args.json)?;
+    }
+    if only_host {
+        return Ok(());
+    }
     let vms = list(&mut client)?;
     let chosen = match &args.vm {
         Some(name) => vec![find(&vms, name)?],

@@ -12,8 +12,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use abi::control::{
-    About, Answer, HostInfo, Line, Message, Part, Receiver, Refusal, Request, StopReason, VMS_CHUNK, VmEvent, VmInfo,
-    VmState, encode,
+    About, Answer, HostInfo, Line, Message, Part, Receiver, Refusal, Request, Speculation, Stance, StopReason,
+    VMS_CHUNK, VmEvent, VmInfo, VmState, encode,
 };
 use abi::counters::{ExitReason, VcpuCounters};
 use abi::exit_code::{CLEAN, qemu_status};
@@ -283,6 +283,7 @@ impl Host {
             Command::Layout { .. } => Answer::Layout(layout()),
             Command::Places { first } => Answer::Places(places().into_iter().skip(first as usize).collect()),
             Command::Hello => Answer::Host(info()),
+            Command::Speculation => Answer::Speculation(speculation()),
             Command::List { first } => {
                 Answer::Vms(self.list().into_iter().filter(|vm| vm.number >= first).take(VMS_CHUNK).collect())
             }
@@ -451,6 +452,12 @@ fn info() -> HostInfo {
         clock_hz: SECOND,
         processor: "A processor, SVM, NPT".to_string(),
     }
+}
+
+fn speculation() -> Speculation {
+    let held = Stance::Held("IBRS at exits".to_string());
+    let weaknesses = vec![("spectre_v2".to_string(), held), ("mds".to_string(), Stance::NotAffected)];
+    Speculation { verdict: "all known weaknesses of this processor are held".to_string(), weaknesses }
 }
 
 /// The only kind of block.

@@ -53,6 +53,12 @@ fn running_host_can_be_listed_measured_watched_and_stopped() {
         assert_eq!(json[0]["vcpus"].as_array().map(Vec::len), Some(20));
         assert_eq!(json[1]["total"]["exits"]["halt_exits"], 100);
 
+        let host = text(&dunlin(rig, &["stats", "--host"]).stdout);
+        assert!(host.contains("2 pCPUs run vCPUs") && host.contains("A processor, SVM, NPT"), "{host}");
+        assert!(host.contains("spectre_v2") && host.contains("held by IBRS at exits"), "{host}");
+        let json: Value = serde_json::from_slice(&dunlin(rig, &["stats", "--host", "--json"]).stdout).expect("is JSON");
+        assert_eq!(json["speculation"]["weaknesses"]["mds"]["state"], "not affected");
+
         let top = dunlin(rig, &["top", "-b", "-n", "2", "-d", "100ms"]);
         assert!(top.status.success(), "{}", text(&top.stderr));
         assert_eq!(text(&top.stdout).matches("left").count(), 2);

@@ -27,7 +27,7 @@ use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 12;
+pub const VERSION: u8 = 13;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
@@ -66,6 +66,8 @@ pub struct Request {
 pub enum Command {
     /// Describe the host. Answered by [`Answer::Host`].
     Hello,
+    /// What the host does against speculative execution. Answered by [`Answer::Speculation`].
+    Speculation,
     /// Up to [`VMS_CHUNK`] VMs whose numbers are `first` or above, in ascending order. Answered by [`Answer::Vms`].
     List {
         /// Lowest number wanted.
@@ -414,6 +416,8 @@ impl StopReason {
 pub enum Answer {
     /// To [`Command::Hello`].
     Host(HostInfo),
+    /// To [`Command::Speculation`].
+    Speculation(Speculation),
     /// To [`Command::List`]: fewer than [`VMS_CHUNK`] are the last ones.
     Vms(Vec<VmInfo>),
     /// To [`Command::Resources`].
@@ -574,6 +578,26 @@ pub struct HostInfo {
     pub clock_hz: u64,
     /// The processor's name, and the virtualization features in use.
     pub processor: String,
+}
+
+/// What a host does against speculative execution.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Speculation {
+    /// Whether VMs of strangers may share the processor, or why nothing is done at all.
+    pub verdict: String,
+    /// The known weaknesses by name, and how the processor stands with each.
+    pub weaknesses: Vec<(String, Stance)>,
+}
+
+/// How a processor stands with a weakness.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stance {
+    /// It does not have it.
+    NotAffected,
+    /// It has it, and this holds it.
+    Held(String),
+    /// It has it, and nothing holds it, for this reason.
+    Vulnerable(String),
 }
 
 /// A VM in a list.

@@ -80,6 +80,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn spares_first_cpu() -> bool;
     /// The core that a pCPU is a thread of: the same number for all of its threads.
     fn core_of(cpu: &PerCpu) -> u64;
+    /// What the machine does against speculative execution.
+    fn speculation() -> abi::control::Speculation;
     /// Turns virtualization on, on this pCPU.
     fn enable() -> Self::HostContext;
 
@@ -353,6 +355,7 @@ macro_rules! implement {
                 fn try_this() -> Option<&'static $crate::cpu::PerCpu> = percpu::try_this;
                 fn spares_first_cpu() -> bool = hwvirt::spares_first_cpu;
                 fn core_of(cpu: &$crate::cpu::PerCpu) -> u64 = percpu::core_of;
+                fn speculation() -> abi::control::Speculation = $crate::arch::weaknesses::told;
                 fn enable() -> Self::HostContext = hwvirt::enable;
                 fn now() -> u64 = clock::now;
                 fn hz() -> u64 = clock::hz;

@@ -32,6 +32,8 @@ pub(crate) mod tables;
 #[cfg(not(test))]
 mod ticks;
 pub(crate) mod trace;
+#[cfg_attr(test, allow(dead_code, reason = "the fake machine tells nothing"))]
+mod weaknesses;
 
 #[cfg(all(not(test), target_arch = "aarch64"))]
 mod aarch64;

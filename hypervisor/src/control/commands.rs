@@ -102,6 +102,7 @@ impl Control {
     fn answer(&mut self, command: Command) -> Result<Answer, Refusal> {
         match command {
             Command::Hello => Ok(Answer::Host(host_info())),
+            Command::Speculation => Ok(Answer::Speculation(Machine::speculation())),
             Command::List { first } => Ok(Answer::Vms(table().infos(first).take(VMS_CHUNK).collect())),
             Command::Resources => Ok(Answer::Resources(resources())),
             Command::Stop { vm } => {

@@ -13,13 +13,13 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use aarch64_defs::registers::sctlr;
 use log::info;
 use mitigations::arm::{self, Firmware, Kinds, Plan, Processor};
-use mitigations::{State, Weakness};
 use spin::{Mutex, Once};
 use vcpu_layout::Proof;
 
 use super::host::device_tree::Machine;
 use super::host::{boot, irq, percpu, power};
 use super::register::{isb, read_register, write_register};
+use crate::arch::weaknesses;
 use crate::device::psci::Mitigations;
 
 /// What the machine's operator wants, or what is done without a wish.
@@ -131,21 +131,12 @@ pub(super) fn report() {
     let Firmware(for_guests) = firmware.for_guests(&plan);
     FOR_GUESTS.call_once(|| Mitigations(for_guests.map(arm::Answer::code)));
     if choice() == Choice::Emulated {
-        return info!(
-            "speculation: the processor is emulated, nothing is done (mitigations=auto does it all the same)"
-        );
-    }
-    for weakness in Weakness::ALL {
-        match plan.state(weakness) {
-            State::NotAffected => {}
-            State::Held(by) => info!("speculation: {}: held by {by}", weakness.name()),
-            State::Vulnerable(why) => info!("speculation: {}: VULNERABLE, {why}", weakness.name()),
-        }
+        return weaknesses::tell_nothing(weaknesses::EMULATED);
     }
     if DIFFER.load(Ordering::Relaxed) {
         info!("speculation: the pCPUs are not alike: each takes its own steps");
     }
-    info!("speculation: {}", plan.verdict());
+    weaknesses::tell(&plan);
 }
 
 /// The functions that guests have.

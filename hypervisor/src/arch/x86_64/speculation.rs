@@ -9,8 +9,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use addr::Hpa;
-use log::info;
-use mitigations::{Plan, Processor, Reports, State, Steps, Weakness};
+use mitigations::{Plan, Processor, Reports, Steps};
 use spin::Once;
 use x86_64::registers::model_specific::Msr;
 use x86_defs::msr;
@@ -18,6 +17,7 @@ use x86_defs::msr;
 use super::backend::HostContext;
 use super::host::percpu::ArchPerCpu;
 use super::host::processor;
+use crate::arch::weaknesses;
 
 /// The plan's steps, for assembly.
 pub(super) static STEPS: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +46,7 @@ pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
         answer
     };
     let Some(found) = Processor::read(reported, read_capabilities) else {
-        return info!("speculation: a processor of an unknown vendor, nothing is done");
+        return weaknesses::tell_nothing("a processor of an unknown vendor, nothing is done");
     };
     let threads_per_core = if uses_threads { found.threads_per_core } else { 1 };
     let found = Processor { threads_per_core, ..found };
@@ -54,22 +54,14 @@ pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
     let plan = match option {
         Some("off") => plan.off(),
         None if processor::is_emulated() => {
-            info!("speculation: the processor is emulated, nothing is done (mitigations=auto does it all the same)");
-            return;
+            return weaknesses::tell_nothing(weaknesses::EMULATED);
         }
         _ => plan,
     };
     STEPS.store(plan.steps.bits(), Ordering::Relaxed);
     HOST_SPEC_CTRL.store(plan.steps.spec_ctrl(), Ordering::Relaxed);
     TOLD.call_once(|| found.reports().for_guests(&plan));
-    for weakness in Weakness::ALL {
-        match plan.state(weakness) {
-            State::NotAffected => {}
-            State::Held(by) => info!("speculation: {}: held by {by}", weakness.name()),
-            State::Vulnerable(why) => info!("speculation: {}: VULNERABLE, {why}", weakness.name()),
-        }
-    }
-    info!("speculation: {}", plan.verdict());
+    weaknesses::tell(&plan);
 }
 
 fn leaf_of(leaf: u32, subleaf: u32) -> [u32; 4] {
