@@ -34,6 +34,7 @@ enum Choice {
     Emulated,
 }
 
+static USES_THREADS: AtomicBool = AtomicBool::new(true);
 static CHOICE: AtomicU8 = AtomicU8::new(Choice::Auto as u8);
 /// How the pCPUs that have started so far stand, with the steps of the first one, and what their firmware says.
 static COMMON: Mutex<Option<(Plan, Firmware)>> = Mutex::new(None);
@@ -46,7 +47,10 @@ static FOR_GUESTS: Once<Mitigations> = Once::new();
 ///
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
-pub(super) fn choose(option: Option<&str>, machine: &Machine) {
+///
+/// `uses_threads`: several threads of a core run vCPUs.
+pub(super) fn choose(option: Option<&str>, uses_threads: bool, machine: &Machine) {
+    USES_THREADS.store(uses_threads, Ordering::Relaxed);
     let choice = match option {
         Some("off") => Choice::Off,
         None if is_emulated(machine) => Choice::Emulated,
@@ -78,7 +82,8 @@ fn processor() -> Processor {
     let affinities = boot::machine().map(Machine::cpus).unwrap_or_default();
     Processor {
         midr: read_register!("midr_el1"),
-        shares_core: arm::shares_core(read_register!("mpidr_el1"), affinities.iter().copied()),
+        shares_core: USES_THREADS.load(Ordering::Relaxed)
+            && arm::shares_core(read_register!("mpidr_el1"), affinities.iter().copied()),
         pfr0: read_register!("id_aa64pfr0_el1"),
         pfr1: read_register!("id_aa64pfr1_el1"),
         isar2: read_register!("s3_0_c0_c6_2"),

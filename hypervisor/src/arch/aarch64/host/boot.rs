@@ -353,7 +353,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     id_registers::add_this_cpu();
     scheduler::choose_threads(boot.option("smt"));
-    speculation::choose(boot.option("mitigations"), machine);
+    speculation::choose(boot.option("mitigations"), boot.option("smt") != Some("off"), machine);
     speculation::add_this_cpu();
     smp::start_others();
     log::info!(
