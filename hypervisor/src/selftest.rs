@@ -2,6 +2,7 @@
 //! `tsc-skew` tests that clocks with a difference are corrected. `slow-log` tests that a slow UART without a control
 //! port delays only the guests that write to it. `iommu` has a device write where it must not. `exhaustion` lets
 //! commands choose which allocations fail. `spec-ctrl` has registers of speculation used that CPUID does not report.
+//! `all-steps` has an emulated processor take all steps against speculation, to count them.
 
 use core::fmt;
 use core::hint::black_box;

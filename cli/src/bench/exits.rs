@@ -122,7 +122,14 @@ const UNCHECKED: [&str; 2] = ["hlt-wake", "wfi-wake"];
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Golden {
     instructions: BTreeMap<String, u64>,
+    /// With all steps against speculative execution.
+    #[serde(default)]
+    with_all_steps: BTreeMap<String, u64>,
 }
+
+/// Options of a hypervisor that takes all steps against speculative execution at entries and exits. No processor needs
+/// all, so these figures are an upper bound.
+const ALL_STEPS: &str = "log=info selftest=all-steps";
 
 /// KVM's instructions for this exit, if they were counted.
 pub(crate) fn kvm_instructions(arch: &str, experiment: &str) -> Option<u64> {
@@ -131,16 +138,21 @@ pub(crate) fn kvm_instructions(arch: &str, experiment: &str) -> Option<u64> {
 }
 
 pub(crate) fn run(args: &ExitsArgs, log: &Log) -> Result<u8, Failure> {
-    let (first, _) = measure(args.arch)?;
-    let (again, last) = measure(args.arch)?;
+    let (first, _) = measure(args.arch, None)?;
+    let (again, last) = measure(args.arch, None)?;
+    let (with_steps, _) = measure(args.arch, Some(ALL_STEPS))?;
     record(args.arch, log, &last, &first, &again);
     let differ = differing(&first, &again);
     let figures = larger(first, &again);
 
     if args.json {
-        println!("{:#}", json!({ "instructions": figures, "repeatable": differ.is_empty(), "differ": differ }));
+        println!(
+            "{:#}",
+            json!({ "instructions": figures, "with_all_steps": with_steps, "repeatable": differ.is_empty(),
+                    "differ": differ })
+        );
     } else {
-        table(args.arch, &figures);
+        table(args.arch, &figures, &with_steps);
         if differ.is_empty() {
             println!("\nTwo runs agree exactly. Emulated by QEMU; instructions are counted, not timed.");
         } else {
@@ -149,11 +161,11 @@ pub(crate) fn run(args: &ExitsArgs, log: &Log) -> Result<u8, Failure> {
     }
 
     if let Some(path) = &args.write {
-        write(path, &figures)?;
+        write(path, &figures, &with_steps)?;
     }
     let mut complaints = Vec::new();
     if let Some(path) = &args.check {
-        complaints = check(args.arch, path, &figures)?;
+        complaints = check(args.arch, path, &figures, &with_steps)?;
         complaints.extend(differ.iter().map(|name| format!("{name}: differs from one run to the next")));
     }
     for complaint in &complaints {
@@ -187,16 +199,18 @@ fn record(arch: Arch, log: &Log, run: &Value, first: &BTreeMap<String, u64>, aga
 }
 
 /// All figures, by experiment. With the JSON of the last run.
-fn measure(arch: Arch) -> Result<(BTreeMap<String, u64>, Value), Failure> {
+/// `options` are the hypervisor's, if not the usual ones.
+fn measure(arch: Arch, options: Option<&str>) -> Result<(BTreeMap<String, u64>, Value), Failure> {
     let (mut figures, mut last) = (BTreeMap::new(), Value::Null);
     for Series { what, keys, exits } in series(arch) {
-        progress(&format!("counting {} kinds of exit, {what}", exits.len()));
+        let steps = if options.is_some() { ", with all steps against speculation" } else { "" };
+        progress(&format!("counting {} kinds of exit, {what}{steps}", exits.len()));
         // Some experiments have several figures.
         let experiment = |exit: &Exit| if exit.experiment.starts_with("tlbi-") { "tlbi" } else { exit.experiment };
         let mut experiments: Vec<&str> = exits.iter().map(experiment).collect();
         experiments.dedup();
         let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
-        let (more, run) = count_instructions(arch, &experiments, &names, keys)?;
+        let (more, run) = count_instructions(arch, &experiments, &names, keys, options)?;
         figures.extend(more);
         last = run;
     }
@@ -204,12 +218,14 @@ fn measure(arch: Arch) -> Result<(BTreeMap<String, u64>, Value), Failure> {
 }
 
 /// Runs these experiments on one vCPU; `keys` are additional keys of its VM. Returns the instructions of each exit,
-/// which must have a figure under each of the `names`, and the run's JSON.
+/// which must have a figure under each of the `names`, and the run's JSON. `options` are the hypervisor's, if not the
+/// usual ones.
 pub(super) fn count_instructions(
     arch: Arch,
     experiments: &[&str],
     names: &[&str],
     keys: &str,
+    options: Option<&str>,
 ) -> Result<(BTreeMap<String, u64>, Value), Failure> {
     let toml = format!(
         "[host]\narch = \"{}\"\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\n\
@@ -219,7 +235,9 @@ pub(super) fn count_instructions(
     );
     let exact = ["-icount", "shift=0,sleep=off", "-seed", "7", "-rtc", "base=2026-01-01,clock=vm"];
     let arguments: Vec<String> = exact
-        .iter()
+        .into_iter()
+        // QEMU takes the last of these.
+        .chain(options.into_iter().flat_map(|options| ["-append", options]))
         .map(|argument| format!("--qemu-arg={argument}"))
         .chain(["--accel=tcg".to_string(), "--time-limit=120s".to_string()])
         .collect();
@@ -245,31 +263,46 @@ fn figures(output: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn table(arch: Arch, figures: &BTreeMap<String, u64>) {
-    println!("{:40} {:>8} {:>8} {:>8} {:>7}", "instructions of one exit", "Dunlin", "target", "KVM", "ratio");
+fn table(arch: Arch, figures: &BTreeMap<String, u64>, with_steps: &BTreeMap<String, u64>) {
+    println!(
+        "{:40} {:>8} {:>8} {:>8} {:>7} {:>10}",
+        "instructions of one exit", "Dunlin", "target", "KVM", "ratio", "all steps"
+    );
     for exit in series(arch).iter().flat_map(|series| series.exits) {
         let Some(&figure) = figures.get(exit.experiment) else { continue };
         let mark = if exit.target.is_some_and(|target| figure > target) { " too many" } else { "" };
         let or_dash = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = exit.kvm.map_or("-".to_string(), |kvm| format!("{:.3}", figure as f64 / kvm as f64));
-        println!("{:40} {figure:>8} {:>8} {:>8} {ratio:>7}{mark}", exit.what, or_dash(exit.target), or_dash(exit.kvm));
+        let steps = or_dash(with_steps.get(exit.experiment).copied());
+        let (target, kvm) = (or_dash(exit.target), or_dash(exit.kvm));
+        println!("{:40} {figure:>8} {target:>8} {kvm:>8} {ratio:>7} {steps:>10}{mark}", exit.what);
     }
 }
 
-fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
+fn write(path: &Path, figures: &BTreeMap<String, u64>, with_steps: &BTreeMap<String, u64>) -> Result<(), Failure> {
     let mut text = String::from(
         "# Instructions per exit, whole round trip: `dunlin bench exits --write` renews this file, `--check` fails when a\n\
          # figure has grown by more than 2 % or exceeds its target.\n[instructions]\n",
     );
-    for (name, figure) in figures.iter().filter(|(name, _)| !UNCHECKED.contains(&name.as_str())) {
-        text += &format!("{name} = {figure}\n");
-    }
+    let lines = |figures: &BTreeMap<String, u64>| -> String {
+        let checked = figures.iter().filter(|(name, _)| !UNCHECKED.contains(&name.as_str()));
+        checked.map(|(name, figure)| format!("{name} = {figure}\n")).collect()
+    };
+    text += &lines(figures);
+    text += "\n# The same with all steps against speculative execution at once. No processor needs all of them.\n\
+             [with_all_steps]\n";
+    text += &lines(with_steps);
     std::fs::write(path, text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
 /// Figures that are worse than in the file, or worse than their target.
-fn check(arch: Arch, path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Failure> {
+fn check(
+    arch: Arch,
+    path: &Path,
+    figures: &BTreeMap<String, u64>,
+    with_steps: &BTreeMap<String, u64>,
+) -> Result<Vec<String>, Failure> {
     let bad = |error: String| Failure::bad_input(format!("{}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let golden: Golden = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
@@ -279,15 +312,31 @@ fn check(arch: Arch, path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec
         if let Some(target) = exit.target.filter(|&target| figure > target) {
             complaints.push(format!("{}: {figure} instructions, more than the target of {target}", exit.what));
         }
-        match golden.instructions.get(exit.experiment) {
-            _ if UNCHECKED.contains(&exit.experiment) => {}
-            None => complaints.push(format!("{}: no figure for {} in {}", exit.what, exit.experiment, path.display())),
-            Some(&before) if figure * 100 > before * (100 + TOLERANCE_PERCENT) => complaints.push(format!(
-                "{}: {figure} instructions, {before} before; if that is meant, renew {} by --write",
-                exit.what,
-                path.display()
-            )),
-            Some(_) => {}
+        if UNCHECKED.contains(&exit.experiment) {
+            continue;
+        }
+        let steps = with_steps.get(exit.experiment).copied();
+        for (figure, golden, how) in [
+            (Some(figure), &golden.instructions, ""),
+            (steps, &golden.with_all_steps, " with all steps against speculation"),
+        ] {
+            let Some(figure) = figure else { continue };
+            match golden.get(exit.experiment) {
+                None => {
+                    complaints.push(format!(
+                        "{}: no figure for {}{how} in {}",
+                        exit.what,
+                        exit.experiment,
+                        path.display()
+                    ));
+                }
+                Some(&before) if figure * 100 > before * (100 + TOLERANCE_PERCENT) => complaints.push(format!(
+                    "{}{how}: {figure} instructions, {before} before; if that is meant, renew {} by --write",
+                    exit.what,
+                    path.display()
+                )),
+                Some(_) => {}
+            }
         }
     }
     Ok(complaints)
@@ -318,16 +367,24 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         write!(file, "[instructions]\ncpuid = 200\nrdmsr = 200\n").expect("is written");
         let now = [("cpuid".to_string(), 205), ("rdmsr".to_string(), 204)].into();
-        let complaints = check(Arch::X86_64, file.path(), &now).expect("is read");
+        let complaints = check(Arch::X86_64, file.path(), &now, &[].into()).expect("is read");
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].starts_with("CPUID: 205"), "{complaints:?}");
+
+        write!(file, "[with_all_steps]\ncpuid = 400\n").expect("is written");
+        let slower = [("cpuid".to_string(), 410), ("rdmsr".to_string(), 400)].into();
+        let complaints = check(Arch::X86_64, file.path(), &[("cpuid".to_string(), 200)].into(), &slower);
+        let complaints = complaints.expect("is read");
+        assert_eq!(complaints.len(), 1, "{complaints:?}");
+        assert!(complaints[0].starts_with("CPUID with all steps against speculation: 410"), "{complaints:?}");
     }
 
     #[test]
     fn figure_above_its_target_is_named_whatever_was_before() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         write!(file, "[instructions]\ncpuid = 400\n").expect("is written");
-        let complaints = check(Arch::X86_64, file.path(), &[("cpuid".to_string(), 400)].into()).expect("is read");
+        let complaints =
+            check(Arch::X86_64, file.path(), &[("cpuid".to_string(), 400)].into(), &[].into()).expect("is read");
         assert!(complaints[0].contains("target of 270"), "{complaints:?}");
     }
 }

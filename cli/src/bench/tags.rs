@@ -332,7 +332,7 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Resul
     ];
     for case in cases.map(|(tags, limit)| Case { tags, limit }) {
         progress(&format!("counting instructions, {}, tags: {}", case.tags, case.limit()));
-        let (figures, run) = count_instructions(arch, &[quickest], &[quickest], &case.keys())?;
+        let (figures, run) = count_instructions(arch, &[quickest], &[quickest], &case.keys(), None)?;
         let Some(&instructions) = figures.get(quickest) else { continue };
         let figure = Figure::new("instructions of one exit", Class::Exact, "instructions", [instructions as f64]);
         log.emulated(&run, case.settings(figure).at("exit", quickest).at("vcpus", 1).at("pcpus", 1));

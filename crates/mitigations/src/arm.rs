@@ -185,6 +185,9 @@ pub struct Steps {
 }
 
 impl Steps {
+    /// The most that an exit does on any core (Neoverse V2), without its firmware.
+    pub const MOST: Self = Self { kinds: Kinds::CLEAR_REGISTERS.union(Kinds::CLEAR_HISTORY), branches: 132 };
+
     /// The steps at an exit as a word for assembly: the kinds in bits 7:0, the branches in bits 15:8, and the function
     /// of the firmware in bits 63:32. Zero: none.
     #[must_use]

@@ -194,6 +194,17 @@ bitflags! {
 }
 
 impl Steps {
+    /// All that an entry and an exit can do. No processor needs all of it.
+    pub const OF_SWITCHES: Self = Self::IBRS_AT_EXIT
+        .union(Self::FILL_RETURN_STACK)
+        .union(Self::ONE_CALL)
+        .union(Self::CLEAR_HISTORY)
+        .union(Self::IBPB_AT_EXIT)
+        .union(Self::CLEAR_BUFFERS)
+        .union(Self::FLUSH_L1D)
+        .union(Self::CLEAR_REGISTERS)
+        .union(Self::SWITCH_SPEC_CTRL);
+
     /// What the start of a pCPU writes: the bits to set, and the registers that they are in.
     pub fn at_start(self) -> impl Iterator<Item = (u32, u64)> {
         let bit = |step: Self, bit: u64| if self.contains(step) { bit } else { 0 };
@@ -362,6 +373,12 @@ impl<S: Default> Plan<S> {
 
     fn set(&mut self, weakness: Weakness, state: State) {
         self.states[weakness as usize] = state;
+    }
+
+    /// The same with other steps.
+    #[must_use]
+    pub fn with_steps(self, steps: S) -> Self {
+        Self { steps, ..self }
     }
 
     /// Nothing is done.

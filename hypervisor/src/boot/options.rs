@@ -39,6 +39,7 @@ const KNOWN: &[OptionSpec] = &[
             "exhaustion",
             "iommu",
             "spec-ctrl",
+            "all-steps",
         ]),
     },
     OptionSpec { name: "check", takes: Takes::Nothing },

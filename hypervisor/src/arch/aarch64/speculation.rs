@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use aarch64_defs::registers::sctlr;
 use log::info;
-use mitigations::arm::{self, Firmware, Kinds, Plan, Processor};
+use mitigations::arm::{self, Firmware, Kinds, Plan, Processor, Steps};
 use spin::{Mutex, Once};
 use vcpu_layout::Proof;
 
@@ -32,6 +32,8 @@ enum Choice {
     Off,
     /// Nothing: the processor is emulated.
     Emulated,
+    /// Everything: the processor is emulated, and steps are counted.
+    All,
 }
 
 static USES_THREADS: AtomicBool = AtomicBool::new(true);
@@ -48,10 +50,12 @@ static FOR_GUESTS: Once<Mitigations> = Once::new();
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
 ///
-/// `uses_threads`: several threads of a core run vCPUs.
-pub(super) fn choose(option: Option<&str>, uses_threads: bool, machine: &Machine) {
+/// `uses_threads`: several threads of a core run vCPUs. `all_steps`: an emulated processor takes the most that any
+/// does, so that it can be counted.
+pub(super) fn choose(option: Option<&str>, uses_threads: bool, all_steps: bool, machine: &Machine) {
     USES_THREADS.store(uses_threads, Ordering::Relaxed);
     let choice = match option {
+        _ if all_steps && is_emulated(machine) => Choice::All,
         Some("off") => Choice::Off,
         None if is_emulated(machine) => Choice::Emulated,
         _ => Choice::Auto,
@@ -73,6 +77,7 @@ fn choice() -> Choice {
     match CHOICE.load(Ordering::Relaxed) {
         0 => Choice::Auto,
         1 => Choice::Off,
+        3 => Choice::All,
         _ => Choice::Emulated,
     }
 }
@@ -96,7 +101,11 @@ pub(super) fn add_this_cpu() {
     let found = processor();
     let firmware = power::functions_against_speculation();
     let plan = found.plan(&firmware);
-    let plan = if choice() == Choice::Auto { plan } else { plan.off() };
+    let plan = match choice() {
+        Choice::Auto => plan,
+        Choice::All => plan.with_steps(Steps::MOST),
+        Choice::Off | Choice::Emulated => plan.off(),
+    };
     start(&found, &plan);
 
     let mut common = COMMON.lock();

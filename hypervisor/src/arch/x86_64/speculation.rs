@@ -31,16 +31,17 @@ static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 /// Decides what is done on this machine: `auto`, or as the option `mitigations=` says. Tells it.
 ///
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
-/// unless the option asks for them. `planted` is for `selftest=spec-ctrl`: Bochs' AMD has the registers of speculation,
-/// but does not report them.
+/// unless the option asks for them.
 ///
-/// `uses_threads`: several threads of a core run vCPUs.
-pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
+/// `uses_threads`: several threads of a core run vCPUs. `selftest`: with `spec-ctrl` registers of speculation count as
+/// reported, which Bochs' AMD has without saying so; with `all-steps` an emulated processor takes all steps of entries
+/// and exits, so that they can be counted.
+pub(super) fn choose(option: Option<&str>, uses_threads: bool, selftest: Option<&str>) {
     /// CPUID leaf 8000_0008, EBX: IBPB, IBRS, STIBP, SSBD.
     const PLANTED: u32 = 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24;
     let reported = |leaf, subleaf| {
         let mut answer = leaf_of(leaf, subleaf);
-        if planted && leaf == 0x8000_0008 {
+        if selftest == Some("spec-ctrl") && leaf == 0x8000_0008 {
             answer[1] |= PLANTED;
         }
         answer
@@ -52,6 +53,7 @@ pub(super) fn choose(option: Option<&str>, uses_threads: bool, planted: bool) {
     let found = Processor { threads_per_core, ..found };
     let plan = Plan::of(&found);
     let plan = match option {
+        _ if selftest == Some("all-steps") && processor::is_emulated() => plan.with_steps(Steps::OF_SWITCHES),
         Some("off") => plan.off(),
         None if processor::is_emulated() => {
             return weaknesses::tell_nothing(weaknesses::EMULATED);

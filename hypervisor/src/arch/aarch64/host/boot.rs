@@ -353,7 +353,8 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     id_registers::add_this_cpu();
     scheduler::choose_threads(boot.option("smt"));
-    speculation::choose(boot.option("mitigations"), boot.option("smt") != Some("off"), machine);
+    let all_steps = boot.option("selftest") == Some("all-steps");
+    speculation::choose(boot.option("mitigations"), boot.option("smt") != Some("off"), all_steps, machine);
     speculation::add_this_cpu();
     smp::start_others();
     log::info!(

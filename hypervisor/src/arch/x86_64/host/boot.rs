@@ -338,7 +338,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     let selftest = boot.option("selftest");
     scheduler::choose_threads(boot.option("smt"));
     let uses_threads = boot.option("smt") != Some("off");
-    speculation::choose(boot.option("mitigations"), uses_threads, selftest == Some("spec-ctrl"));
+    speculation::choose(boot.option("mitigations"), uses_threads, selftest);
     if selftest == Some("tsc-skew") {
         tsc::plant_skew();
     }
