@@ -525,7 +525,7 @@ pub enum Refusal {
     Own,
     /// The VM owns devices, and nothing records what they write.
     OwnsDevices,
-    /// No save with this number is under way.
+    /// No save with this number is under way, or the VM was told to go on before it stood still.
     NotSaving,
 }
 

@@ -92,10 +92,7 @@ impl Control {
                         saving.stage = Stage::Standing { tick, state };
                         self.reply(asker, Ok(Answer::Saving(Box::new(described))));
                     }
-                    Err(_) => {
-                        self.end_saving();
-                        self.reply(asker, Err(Refusal::OutOfMemory));
-                    }
+                    Err(_) => self.give_up_saving(Refusal::OutOfMemory),
                 }
             }
             Stage::Pausing(_) => {}
@@ -157,11 +154,18 @@ impl Control {
 
     /// The VM that is being saved goes on, if it was not paused before.
     pub(super) fn end_saving(&mut self) {
+        self.give_up_saving(Refusal::NotSaving);
+    }
+
+    /// The same. A request that still waits for the vCPUs to stop is refused.
+    fn give_up_saving(&mut self, why: Refusal) {
         let Some(Saving { vm, was_paused, stage, .. }) = self.saving.take() else { return };
-        if let Stage::Standing { tick, .. } = stage
-            && !mutants::is(Mutant::SavedTimeGoesOn)
-        {
-            Machine::time_stood_still(&vm, tick, Machine::now());
+        match stage {
+            Stage::Pausing(asker) => self.reply(asker, Err(why)),
+            Stage::Standing { tick, .. } if !mutants::is(Mutant::SavedTimeGoesOn) => {
+                Machine::time_stood_still(&vm, tick, Machine::now());
+            }
+            Stage::Standing { .. } => {}
         }
         if !was_paused {
             vm.pause(false);

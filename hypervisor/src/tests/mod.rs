@@ -111,6 +111,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         control::COMMANDED,
         control::ENDS_MEANWHILE,
         saved::AND_RESTORED,
+        saved::RESUMED,
         tool_port::CARRIES_BYTES,
         visitor::BESIDE_HOST,
         visitor::HANGS_UP,

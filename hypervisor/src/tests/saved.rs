@@ -203,12 +203,40 @@ pub(super) const STANDS_STILL: Scenario = Scenario {
     },
 };
 
+/// A VM is resumed while its vCPUs are on their way to rest, because it is to be saved: both commands are answered.
+pub(super) const RESUMED: Scenario = Scenario {
+    name: "a VM that is about to be saved is resumed",
+    cpus: 2,
+    count: 100,
+    steps: STEPS,
+    script: |simulation: &Simulation| {
+        table::init();
+        let config = sent("saved");
+        prepare(core::slice::from_ref(&config));
+        simulation.load("saved", busy());
+        let mut tool = Tool::connect(simulation);
+        let vm = tool.create(&config);
+        tool.does(Command::Start { vm });
+        let save = tool.send(Command::Save { vm });
+        tool.does(Command::Resume { vm });
+        assert_eq!(tool.answer(save), Err(Refusal::NotSaving));
+        let again = tool.ask(Command::Save { vm });
+        assert!(matches!(again, Ok(Answer::Saving(_))), "{again:?}");
+        tool.does(Command::Destroy { vm });
+    },
+};
+
 /// Ticks that no guest needs for anything.
 const LONG: u64 = 100_000_000;
 
 #[test]
 fn guest_that_is_saved_at_any_moment_finishes_its_work_after_that() {
     explore(AND_RESTORED);
+}
+
+#[test]
+fn save_that_a_resume_overtakes_is_answered() {
+    explore(RESUMED);
 }
 
 #[test]
