@@ -15,7 +15,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, CpuShare, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role, VmConfig as PackedVm};
+use abi::payload::{
+    ApicMode, CpuShare, DecodeCache, Devices, HyperV, MAX_MEMORY_BYTES, MAX_VCPUS, Populate, Role, VmConfig as PackedVm,
+};
 use abi::setting::Setting as _;
 use toml::de::DeTable;
 
@@ -555,6 +557,10 @@ fn vm_memory(text: &str, place: Place) -> Result<Placed<u64>, Failure> {
     let value = parse_size(text).map_err(|what| place.bad(what))?;
     if value == 0 {
         return Err(place.bad("a VM needs memory").help("write a size such as \"512M\""));
+    }
+    if value > MAX_MEMORY_BYTES {
+        let what = format!("{text} is more than a VM can have");
+        return Err(place.bad(what).help(format!("\"{}T\" is the maximum", MAX_MEMORY_BYTES >> 40)));
     }
     if !value.is_multiple_of(MEMORY_GRAIN) {
         let near = value.next_multiple_of(MEMORY_GRAIN);

@@ -188,6 +188,8 @@ fn memory_is_checked_where_it_is_written() {
         ("\"0\"", "needs memory"),
         ("512", "has no unit"),
         ("\"1M\"", "not a multiple of 2 MiB"),
+        ("\"17T\"", "more than a VM can have\nhelp: \"16T\" is the maximum"),
+        ("\"18014398509481983K\"", "more than a VM can have"),
         ("\"lots\"", "is not a unit"),
         ("false", "false instead of text"),
     ] {

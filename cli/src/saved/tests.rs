@@ -95,6 +95,25 @@ fn file_with_any_changed_byte_or_any_shorter_one_is_refused() {
 }
 
 #[test]
+fn memory_behind_the_last_address_is_refused() {
+    let folder = tempfile::tempdir().expect("can be made");
+    for (gpa, is_good) in [(u64::MAX - 4096, true), (u64::MAX - 4095, false), (u64::MAX, false)] {
+        let path = folder.path().join("guest.vm");
+        let mut target = Target::create(&path).expect("it can be made");
+        target.raw(&abi::saved::begin(&header()).expect("it fits")).expect("is written");
+        target.part(Part::State, &[1, 2, 3]).expect("is written");
+        target.part(Part::Memory { gpa }, &[7; 4096]).expect("is written");
+        let parts = target.parts;
+        target.part(Part::End { parts }, &[]).expect("is written");
+        target.sync().expect("is written");
+        target.finish().expect("has its name");
+        let checked = Source::open(&path).and_then(|mut source| source.check()).map_err(|failure| failure.to_string());
+        assert_eq!(checked.is_ok(), is_good, "{gpa:#x}: {checked:?}");
+        assert!(checked.err().is_none_or(|said| said.contains("means nothing")));
+    }
+}
+
+#[test]
 fn interrupted_save_leaves_nothing() {
     let folder = tempfile::tempdir().expect("can be made");
     let mut target = Target::create(&folder.path().join("guest.vm")).expect("it can be made");

@@ -27,6 +27,8 @@ const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
 
 /// Maximum number of vCPUs of one VM.
 pub const MAX_VCPUS: u32 = 512;
+/// Maximum memory of one VM: guest physical addresses are not much longer.
+pub const MAX_MEMORY_BYTES: u64 = 1 << 44;
 
 /// The VMs to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

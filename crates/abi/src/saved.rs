@@ -190,7 +190,7 @@ impl PartHead {
         let address = self.bytes[1..9].try_into().map_or(0, u64::from_le_bytes);
         match self.bytes[0] {
             kind::STATE => Ok(Part::State),
-            kind::MEMORY => Ok(Part::Memory { gpa: address }),
+            kind::MEMORY if address.checked_add(self.length.into()).is_some() => Ok(Part::Memory { gpa: address }),
             kind::END if address == number && content.is_empty() => Ok(Part::End { parts: address }),
             _ => Err(SavedError::Undecodable),
         }

@@ -1,7 +1,9 @@
 //! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
-use abi::payload::{DecodeCache, Devices, MAX_FUNCTIONS, MAX_VCPUS, PciFunction, Populate, Role, VmConfig};
+use abi::payload::{
+    DecodeCache, Devices, MAX_FUNCTIONS, MAX_MEMORY_BYTES, MAX_VCPUS, PciFunction, Populate, Role, VmConfig,
+};
 use addr::PageSize;
 use alloc::format;
 use alloc::string::String;
@@ -36,9 +38,11 @@ impl Spec<'_> {
                 "memory of 0 bytes: a VM needs some, and the host may have none left",
             ));
         }
-        if !memory_bytes.is_multiple_of(PageSize::Size2M.bytes()) || memory_bytes > MOST_BYTES {
-            let why =
-                format!("memory of {memory_bytes} bytes: it is a multiple of 2 MiB, up to {} TiB", MOST_BYTES >> 40);
+        if !memory_bytes.is_multiple_of(PageSize::Size2M.bytes()) || memory_bytes > MAX_MEMORY_BYTES {
+            let why = format!(
+                "memory of {memory_bytes} bytes: it is a multiple of 2 MiB, up to {} TiB",
+                MAX_MEMORY_BYTES >> 40
+            );
             return Err(NotCreated::new(About::Memory, why));
         }
         if config.role == Role::Parent && config.populate != Populate::AtStart {
@@ -75,6 +79,3 @@ fn check_functions(functions: &[PciFunction]) -> Result<(), String> {
     }
     Ok(())
 }
-
-/// More memory than any VM can have: guest physical addresses are shorter.
-const MOST_BYTES: u64 = 1 << 44;
