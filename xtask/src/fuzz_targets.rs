@@ -13,6 +13,8 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -22,16 +24,18 @@ use crate::artifacts::{Places, output, run};
 use crate::ci;
 
 const HELP: &str = "\
-cargo xtask fuzz [TARGET..] [--time TIME] [--keep] [--list] [--help]
+cargo xtask fuzz [TARGET..] [--time TIME] [--jobs N] [--keep] [--list] [--help]
 
-Lets libFuzzer look for inputs that make a check of a target fail; all targets one after the other, or those named.
+Lets libFuzzer look for inputs that make a check of a target fail; all targets, or those named.
 
   --time TIME   how long for each target: 30s, 10m, 2h (1m)
+  --jobs N      so many targets side by side (1)
   --keep        add inputs that reach something new to the corpus, fuzz/corpus/TARGET
   --list        show the targets
 
-Shows progress every ten seconds, and ends with a table: executions, inputs that reached something new, findings, and
-how much of the door's source the corpus and what was found reach. A finding is a file in target/fuzz/findings/TARGET.
+Shows progress every ten seconds, and ends with a table: executions, time of processors (less than --time on a busy
+computer), inputs that reached something new, findings, and how much of the door's source the corpus and what was found
+reach. A finding is a file in target/fuzz/findings/TARGET.
 To try it again and mend it, copy it to fuzz/corpus/TARGET, and run the test that --list names: it reads that folder.
 ";
 
@@ -200,6 +204,8 @@ const MOST_KEPT: usize = 40;
 struct Report {
     name: &'static str,
     executions: u64,
+    /// Time of processors.
+    worked: Duration,
     added: usize,
     findings: usize,
     reached: usize,
@@ -208,7 +214,7 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn command(places: &Places, arguments: &[String]) -> Result<ExitCode> {
-    let (mut names, mut time, mut keeps) = (Vec::new(), Duration::from_secs(60), false);
+    let (mut names, mut time, mut jobs, mut keeps) = (Vec::new(), Duration::from_secs(60), 1_usize, false);
     let mut words = arguments.iter().map(String::as_str);
     while let Some(word) = words.next() {
         match word.split_once('=').unwrap_or((word, "")) {
@@ -219,7 +225,7 @@ pub(crate) fn command(places: &Places, arguments: &[String]) -> Result<ExitCode>
             ("--list", _) => {
                 for target in &TARGETS {
                     println!(
-                        "{:16} {}\n{:16} cargo test -p {} {}",
+                        "{:17} {}\n{:17} cargo test -p {} {}",
                         target.name, target.what, "", target.package, target.test
                     );
                 }
@@ -229,6 +235,11 @@ pub(crate) fn command(places: &Places, arguments: &[String]) -> Result<ExitCode>
             ("--time", joined) => {
                 let text = if joined.is_empty() { words.next().unwrap_or_default() } else { joined };
                 time = duration(text).with_context(|| format!("--time is 30s, 10m or 2h, and not `{text}`"))?;
+            }
+            ("--jobs", joined) => {
+                let text = if joined.is_empty() { words.next().unwrap_or_default() } else { joined };
+                let wanted = text.parse().ok().filter(|jobs| *jobs > 0);
+                jobs = wanted.with_context(|| format!("--jobs is a number from 1 on, and not `{text}`"))?;
             }
             _ => match TARGETS.iter().find(|target| target.name == word) {
                 Some(target) => names.push(target.name),
@@ -241,18 +252,44 @@ pub(crate) fn command(places: &Places, arguments: &[String]) -> Result<ExitCode>
     ci::set_up(places, &["fuzz"])?;
     let programs = build(places, &chosen)?;
 
-    let mut reports = Vec::new();
-    for target in chosen {
-        reports.push(fuzz(places, target, &programs[&(target.package, target.program)], time, keeps)?);
-    }
-    println!("\n{:16} {:>12} {:>7} {:>9}  {:>14}", "target", "executions", "new", "findings", "of the door");
+    let reports = side_by_side(jobs, &chosen, |target| {
+        fuzz(places, target, &programs[&(target.package, target.program)], time, keeps)
+    })?;
+    println!(
+        "\n{:17} {:>12} {:>6} {:>6} {:>9}  {:>14}",
+        "target", "executions", "CPU s", "new", "findings", "of the door"
+    );
     for report in &reports {
-        let Report { name, executions, added, findings, reached, places } = report;
+        let Report { name, executions, worked, added, findings, reached, places } = report;
         let percent = if *places == 0 { 0.0 } else { 100.0 * *reached as f64 / *places as f64 };
-        println!("{name:16} {executions:12} {added:7} {findings:9}  {percent:5.1} % of {places} lines");
+        let worked = worked.as_secs();
+        println!("{name:17} {executions:12} {worked:6} {added:6} {findings:9}  {percent:5.1} % of {places} lines");
     }
     let found: usize = reports.iter().map(|report| report.findings).sum();
     Ok(if found == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Does `act` for each target, for `jobs` of them at a time. The results are in the targets' order.
+fn side_by_side<R: Send>(
+    jobs: usize,
+    targets: &[&Target],
+    act: impl Fn(&Target) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(target) = targets.get(number) else { return done };
+            done.push((number, act(target)));
+        }
+    };
+    let mut done: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a panic, see above")).collect()
+    });
+    done.sort_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// `90s`, `10m` or `2h`.
@@ -330,12 +367,12 @@ fn fuzz(places: &Places, target: &Target, program: &Path, time: Duration, keeps:
         found.display().to_string(),
         corpus.display().to_string(),
     ];
-    println!("\n== {name}: {}", target.what);
+    println!("{name}: begins ({})", target.what);
     let mut child = test(program, target, File::create(&log)?)?
         .env("DUNLIN_FUZZ", arguments.join("\n"))
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
-    watch(&mut child, &log)?;
+    let worked = watch(&mut child, name, &log)?;
     let is_good = child.wait()?.success();
 
     let text = fs::read_to_string(&log).unwrap_or_default();
@@ -344,15 +381,15 @@ fn fuzz(places: &Places, target: &Target, program: &Path, time: Duration, keeps:
     let findings_now = count(&findings) - findings_before;
     if !is_good || executions == 0 {
         let end: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        end[end.len().saturating_sub(25)..].iter().for_each(|line| println!("    {line}"));
+        end[end.len().saturating_sub(25)..].iter().for_each(|line| println!("{name}: {line}"));
         if findings_now == 0 {
             bail!("{name} has not run: {}", log.display());
         }
-        println!("FINDING in {}", findings.display());
+        println!("{name}: FINDING in {}", findings.display());
     }
     let added = count(&found).saturating_sub(found_before);
     let (reached, all) = coverage(places, target, program, &[&corpus, &found], keeps)?;
-    Ok(Report { name, executions, added, findings: findings_now, reached, places: all })
+    Ok(Report { name, executions, worked, added, findings: findings_now, reached, places: all })
 }
 
 /// A command that runs the target's test, and writes all to `log`.
@@ -363,20 +400,35 @@ fn test(program: &Path, target: &Target, log: File) -> Result<Command> {
     Ok(command)
 }
 
-/// Shows the fuzzer's last line every ten seconds until it ends.
-fn watch(child: &mut Child, log: &Path) -> Result<()> {
-    let mut told = Instant::now();
+/// Shows the fuzzer's last line every ten seconds until it ends. Returns the time of processors that it had.
+fn watch(child: &mut Child, name: &str, log: &Path) -> Result<Duration> {
+    let (mut told, mut worked) = (Instant::now(), Duration::ZERO);
     while child.try_wait()?.is_none() {
-        std::thread::sleep(Duration::from_millis(200));
+        worked = time_of(child.id()).unwrap_or(worked);
+        thread::sleep(Duration::from_millis(200));
         if told.elapsed() >= Duration::from_secs(10) {
             told = Instant::now();
             let text = fs::read_to_string(log).unwrap_or_default();
             if let Some(line) = text.lines().rfind(|line| line.starts_with('#')) {
-                println!("{line}");
+                println!("{name}: {line}");
             }
         }
     }
-    Ok(())
+    Ok(worked)
+}
+
+/// The time of processors that a process has had, with all of its threads.
+fn time_of(process: u32) -> Option<Duration> {
+    worked(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// The same, from the text of that file (proc(5)): the fields 14 and 15 are ticks of 10 ms. The name of the program, in
+/// parentheses, may contain spaces.
+fn worked(stat: &str) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut ticks = fields.split_whitespace().skip(11);
+    let ticks = ticks.next()?.parse::<u64>().ok()? + ticks.next()?.parse::<u64>().ok()?;
+    Some(Duration::from_millis(ticks * 10))
 }
 
 fn number_behind(text: &str, name: &str) -> Option<u64> {
@@ -455,7 +507,7 @@ fn sources(program: &Path, addresses: impl Iterator<Item = u64>) -> Result<Vec<S
         .context("coverage is told by addr2line (Debian package binutils)")?;
     let mut to = child.stdin.take().context("it has an input")?;
     let from = BufReader::new(child.stdout.take().context("it has an output")?);
-    let asking = std::thread::spawn(move || asked.iter().try_for_each(|line| to.write_all(line.as_bytes())));
+    let asking = thread::spawn(move || asked.iter().try_for_each(|line| to.write_all(line.as_bytes())));
     let lines = from.lines().collect::<std::io::Result<Vec<String>>>()?;
     asking.join().map_err(|_| anyhow::anyhow!("a panic, see above"))??;
     child.wait()?;
@@ -468,7 +520,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use super::{TARGETS, count, duration, last_number, number_behind};
+    use super::{TARGETS, count, duration, last_number, number_behind, side_by_side, worked};
 
     #[test]
     fn times_have_a_unit() {
@@ -496,6 +548,24 @@ mod tests {
         let corpora: BTreeSet<String> =
             folders.map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned()).collect();
         assert_eq!(corpora, names);
+    }
+
+    #[test]
+    fn targets_are_done_once_each_and_told_in_their_order_however_many_at_a_time() {
+        let targets: Vec<_> = TARGETS.iter().collect();
+        for jobs in [1, 2, 100] {
+            let names = side_by_side(jobs, &targets, |target| Ok(target.name)).expect("nothing fails");
+            assert_eq!(names, targets.iter().map(|target| target.name).collect::<Vec<_>>());
+        }
+        let fails = |target: &super::Target| if target.name == "uart" { anyhow::bail!("no") } else { Ok(()) };
+        assert!(side_by_side(2, &targets, fails).is_err());
+    }
+
+    #[test]
+    fn time_of_processors_is_that_of_user_and_kernel() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 5 0 0 0 250 50 9 9 20 0 1 0 3 4 5\n";
+        assert_eq!(worked(stat), Some(Duration::from_secs(3)));
+        assert_eq!((worked(""), worked("7 (x) S 1")), (None, None));
     }
 
     #[test]
