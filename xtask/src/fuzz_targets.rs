@@ -64,7 +64,7 @@ const EMULATE: &str = "dunlin-x86-emulate";
 const HYPERVISOR: &str = "dunlin-hypervisor";
 const DOORS: &str = "dunlin-fuzz";
 
-const TARGETS: [Target; 20] = [
+const TARGETS: [Target; 21] = [
     target(
         "decode",
         "instructions of guests, against another decoder",
@@ -100,6 +100,12 @@ const TARGETS: [Target; 20] = [
         "the GIC, against the manual's state machine",
         [HYPERVISOR, "hypervisor", "device::gic::tests::model::whatever_happens_vcpus_see_what_the_manual_says"],
         &["hypervisor/src/device/gic"],
+    ),
+    target(
+        "msrs",
+        "MSRs that keep their values, against the manuals' tables",
+        [HYPERVISOR, "hypervisor", "device::msr::tests::any_write_is_kept_ignored_or_refused_as_the_manuals_say"],
+        &["hypervisor/src/device/msr", "hypervisor/src/device/memory_types"],
     ),
     target(
         "uart",

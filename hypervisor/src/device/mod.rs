@@ -14,6 +14,7 @@ pub mod interrupt;
 pub mod io_apic;
 pub mod local_apic;
 pub mod memory_types;
+pub mod msr;
 pub mod pci;
 pub mod pit;
 pub mod pl011;

@@ -1,7 +1,8 @@
 //! Model-specific registers, by allow-list.
 //!
 //! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. Registers that the
-//! processor switches at entries and exits do not exit (the back end has the list).
+//! processor switches at entries and exits do not exit (the back end has the list). Registers without an effect are
+//! [`crate::device::msr`].
 
 use core::sync::atomic::Ordering;
 
@@ -10,7 +11,6 @@ use addr::Gpa;
 use log::debug;
 use x86_defs::control::Refused;
 use x86_defs::msr;
-use x86_emulate::Vendor;
 
 use super::apic::{Origin, apply};
 use super::state::{State as _, gpr};
@@ -21,17 +21,6 @@ use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::{Effect, GeneralProtection, Mode};
 use crate::device::memory_types;
 use crate::vcpu::run::{Next, Running};
-
-/// HWCR: the TSC always counts at the P0 frequency.
-const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
-
-/// MISC_ENABLE is Intel's, and no CPUID bit reports it. QEMU and KVM have it on every vendor's CPU, so some software
-/// does not check the vendor. Writes are stored without effect: the features that it would switch are not offered.
-const MISC_ENABLE_WRITABLE: u64 = 1 << 0 | 1 << 3 | 1 << 16 | 1 << 18 | 1 << 22 | 1 << 23 | 1 << 34;
-/// No branch trace, no event sampling.
-const MISC_ENABLE_READ_ONLY: u64 = 1 << 11 | 1 << 12;
-/// After reset: fast strings.
-pub(in crate::arch::x86_64) const MISC_ENABLE_RESET: u64 = MISC_ENABLE_READ_ONLY | 1 << 0;
 
 /// RDMSR and WRMSR.
 #[inline(always)]
@@ -93,12 +82,10 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
         msr::TSC => Ok(arch.guest_tsc()),
         msr::EFER => Ok(arch.hardware.control().efer),
         msr::PAT => Ok(arch.hardware.pat()),
-        msr::MISC_ENABLE => Ok(arch.misc_enable),
         msr::SPEC_CTRL => spec_ctrl::read(run),
         msr::ARCH_CAPABILITIES => run.vm.platform().cpuid.reports().arch_capabilities().ok_or(GeneralProtection),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
-        number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
-        number => arch.memory_types.read(number).or_else(|| vendors_register(number)).ok_or(GeneralProtection),
+        number => arch.kept.read(number, backend::vendor()).ok_or(GeneralProtection),
     }
 }
 
@@ -124,7 +111,6 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
         msr::SPEC_CTRL => return spec_ctrl::write(run, value),
         msr::PRED_CMD => return spec_ctrl::command(run, value),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
-        number if reads_as_zero(number) || vendors_register(number).is_some() => return Ok(()),
         number => return write_kept(arch, number, value),
     };
     apply(Origin::of(run), &mut run.owner.arch.apic, effect);
@@ -140,55 +126,9 @@ fn set_apic_base(arch: &mut ArchVcpu, value: u64) -> Result<Effect, GeneralProte
     arch.apic.set_base_msr(value)
 }
 
-/// Registers that keep the guest's value and have no effect.
+/// Registers without an effect.
 #[cold]
 fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), GeneralProtection> {
-    if number != msr::MISC_ENABLE {
-        return arch.memory_types.write(number, value, cpuid::physical_address_bits()).ok_or(GeneralProtection);
-    }
-    if !is_valid_misc_enable(value) {
-        return Err(GeneralProtection);
-    }
-    arch.misc_enable = value;
-    Ok(())
-}
-
-/// Whether a guest can have this value in MISC_ENABLE.
-pub(super) fn is_valid_misc_enable(value: u64) -> bool {
-    value & !MISC_ENABLE_WRITABLE == MISC_ENABLE_READ_ONLY
-}
-
-/// Registers that Linux accesses without checking CPUID, and that do nothing here: they read zero and ignore writes.
-fn reads_as_zero(number: u32) -> bool {
-    matches!(number, msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL)
-}
-
-/// Values of registers that only this vendor's processors have, and that kernels use without checking CPUID. Writes
-/// have no effect. On the other vendor's processors they raise #GP.
-fn vendors_register(number: u32) -> Option<u64> {
-    match backend::vendor() {
-        Vendor::Amd => amd_register(number),
-        Vendor::Intel => intel_register(number),
-    }
-}
-
-/// Those of Intel's (SDM vol. 4, table 2-2).
-fn intel_register(number: u32) -> Option<u64> {
-    matches!(number, msr::PLATFORM_ID | msr::EBL_CR_POWERON).then_some(0)
-}
-
-/// Those of AMD's (APM vol. 2, appendix A; the processors' PPRs).
-fn amd_register(number: u32) -> Option<u64> {
-    match number {
-        msr::HWCR => Some(HWCR_TSC_FREQ_SEL),
-        msr::DE_CFG => Some(msr::DE_CFG_LFENCE_SERIALIZES),
-        msr::K7_EVNTSEL0..=msr::K7_PERFCTR3
-        | msr::SYSCFG
-        | msr::TOP_MEM
-        | msr::TOP_MEM2
-        | msr::NB_CFG
-        | msr::INT_PENDING
-        | msr::DC_CFG => Some(0),
-        _ => None,
-    }
+    let written = arch.kept.write(number, value, backend::vendor(), cpuid::physical_address_bits());
+    written.ok_or(GeneralProtection)
 }

@@ -178,7 +178,7 @@ fn read_word(held: &mut Held<'_>, register: Register) -> Result<u64, Status> {
         | Register::MtrrPhysBase(_)
         | Register::MtrrPhysMask(_)
         | Register::MtrrFixed(_) => {
-            memory_type(register).and_then(|number| arch.memory_types.read(number)).unwrap_or(0)
+            memory_type(register).and_then(|number| arch.kept.memory_types.read(number)).unwrap_or(0)
         }
 
         Register::PendingInterruption => pending_interruption(arch),
@@ -318,7 +318,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         Register::MtrrDefType | Register::MtrrPhysBase(_) | Register::MtrrPhysMask(_) | Register::MtrrFixed(_) => {
             let bits = guest_cpuid::physical_address_bits();
             match memory_type(register) {
-                Some(number) => arch.memory_types.write(number, value, bits).ok_or(refused)?,
+                Some(number) => arch.kept.memory_types.write(number, value, bits).ok_or(refused)?,
                 None if value == 0 => {}
                 None => return Err(refused),
             }

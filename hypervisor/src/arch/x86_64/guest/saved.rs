@@ -22,13 +22,13 @@ use super::assist::Assist;
 use super::cpuid::CpuidTable;
 use super::events::{self, Armed};
 use super::hyperv::{HyperV, SharedState};
-use super::msr;
 use super::platform::DevicesState;
 use super::registers;
 use super::vcpu::ArchVcpu;
 use crate::arch::hypercall::Held;
 use crate::arch::x86_64::backend::Injection as _;
 use crate::arch::x86_64::host::tsc;
+use crate::device::msr::is_valid_misc_enable;
 use crate::vcpu::Owner;
 use crate::vm::Vm;
 use crate::vm::saved::{decode, encode, senseless};
@@ -116,7 +116,7 @@ pub(crate) fn save_vcpu(vm: &Vm, index: u32, owner: &mut Owner, tick: u64) -> Ve
     encode(&VcpuState {
         registers: named,
         events: arch.events.state(arch.hardware.interrupted()),
-        misc_enable: arch.misc_enable,
+        misc_enable: arch.kept.misc_enable,
         needs_no_end: arch.assist.is_told(),
         local_apic: Vec::from(arch.apic.state(tick).bytes()),
         tsc_deadline: match arch.apic.tsc_deadline(tick) {
@@ -136,7 +136,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
     let state: VcpuState = decode(state)?;
     let local_apic = LocalApicState::from_bytes(&state.local_apic).ok_or_else(senseless)?;
     let timers = TimersState::from_bytes(&state.timers).ok_or_else(senseless)?;
-    if !events::are_possible(&state.events) || !msr::is_valid_misc_enable(state.misc_enable) {
+    if !events::are_possible(&state.events) || !is_valid_misc_enable(state.misc_enable) {
         return Err(senseless());
     }
     let mut held = Held { vm, index, vcpu: &vm.vcpus()[index as usize], owner };
@@ -160,7 +160,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
     }
     let image = arch.fpu.set_image(0, &state.xsave);
     image.ok_or_else(|| format!("vCPU {index}: this processor lacks components of its vector registers"))?;
-    arch.misc_enable = state.misc_enable;
+    arch.kept.misc_enable = state.misc_enable;
     arch.hardware.set_interrupted(state.events.interrupted);
     arch.assist = Assist::restored(arch.vp_assist, state.needs_no_end);
     if arch.assist.is_told() {

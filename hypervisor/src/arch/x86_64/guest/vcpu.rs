@@ -27,7 +27,6 @@ use super::assist::Assist;
 use super::emulate::{self, Emulator};
 use super::events::Armed;
 use super::fpu::FpuState;
-use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, SystemCalls, gpr};
 use super::synic::VcpuSynic;
 use super::{intercept, own_machine, spec_ctrl};
@@ -38,7 +37,7 @@ use crate::arch::x86_64::speculation;
 use crate::arch::{Machine, VcpuState};
 use crate::device::interrupt::Pin;
 use crate::device::local_apic::{self, LocalApic, Pinned};
-use crate::device::memory_types::MemoryTypes;
+use crate::device::msr::KeptMsrs;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 use crate::vcpu::activity::Activity;
@@ -66,10 +65,8 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::x86_64) left_at: u64,
     /// Results of CPUID that its parent has registered, if its VM is a child.
     pub(super) cpuid: CpuidResults,
-    /// Memory-type registers, stored for the guest without effect.
-    pub(super) memory_types: MemoryTypes,
-    /// MISC_ENABLE, the same.
-    pub(super) misc_enable: u64,
+    /// Model-specific registers that are stored for the guest without effect.
+    pub(super) kept: KeptMsrs,
     pub(super) fpu: FpuState,
     debug_addresses: [u64; 4],
     tsc_aux: u64,
@@ -105,8 +102,7 @@ impl VcpuState<Machine> for ArchVcpu {
             shows_trap_flag: false,
             left_at: 0,
             cpuid: CpuidResults::new(),
-            memory_types: MemoryTypes::new(),
-            misc_enable: MISC_ENABLE_RESET,
+            kept: KeptMsrs::new(),
             fpu: FpuState::new(),
             debug_addresses: [0; 4],
             tsc_aux: 0,
@@ -276,8 +272,7 @@ impl ArchVcpu {
         self.armed = Armed::Nothing;
         self.shows_trap_flag = false;
         self.cpuid = CpuidResults::new();
-        self.memory_types = MemoryTypes::new();
-        self.misc_enable = MISC_ENABLE_RESET;
+        self.kept = KeptMsrs::new();
         spec_ctrl::place(self, 0);
         self.fpu.reset();
         self.tsc_aux = 0;
