@@ -64,7 +64,7 @@ const EMULATE: &str = "dunlin-x86-emulate";
 const HYPERVISOR: &str = "dunlin-hypervisor";
 const DOORS: &str = "dunlin-fuzz";
 
-const TARGETS: [Target; 21] = [
+const TARGETS: [Target; 23] = [
     target(
         "decode",
         "instructions of guests, against another decoder",
@@ -102,10 +102,22 @@ const TARGETS: [Target; 21] = [
         &["hypervisor/src/device/gic"],
     ),
     target(
+        "control_registers",
+        "writes of CR0, CR4 and EFER, against the manual and another decoder",
+        [DOORS, "doors", "control_registers::any_write_of_a_control_register_is_as_the_manual_says"],
+        &["crates/x86_defs/src/control"],
+    ),
+    target(
         "msrs",
         "MSRs that keep their values, against the manuals' tables",
         [HYPERVISOR, "hypervisor", "device::msr::tests::any_write_is_kept_ignored_or_refused_as_the_manuals_say"],
         &["hypervisor/src/device/msr", "hypervisor/src/device/memory_types"],
+    ),
+    target(
+        "cpuid",
+        "CPUID of guests, of any processor",
+        [DOORS, "doors", "cpuid::no_guest_sees_a_feature_that_is_not_there_or_not_held"],
+        &["crates/x86_defs/src/features.rs", "crates/x86_defs/src/control.rs"],
     ),
     target(
         "uart",

@@ -4,6 +4,7 @@
 //! * [`exit_code`]: why a guest exited (APM vol. 2, appendix C).
 //! * [`msr`]: numbers of the model-specific registers that guests use.
 //! * [`cpuid`]: CPUID leaves and named feature bits.
+//! * [`features`]: CPUID as guests see it.
 //! * [`control`]: rules for writes of control registers.
 //! * [`machine_check`]: decodes the error banks, and decides who may continue.
 //! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; segment registers; exception vectors.
@@ -18,6 +19,7 @@
 pub mod control;
 pub mod cpuid;
 pub mod exit_code;
+pub mod features;
 pub mod machine_check;
 pub mod msr;
 pub mod registers;

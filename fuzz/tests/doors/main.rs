@@ -4,6 +4,8 @@
 //! that would keep the fuzzer out, and holds what was read against something simpler.
 
 mod arm_images;
+mod control_registers;
+mod cpuid;
 mod dmar;
 mod frames;
 mod hypercalls;

@@ -1,8 +1,7 @@
-//! CPUID as a guest sees it, by allow-list.
+//! CPUID as a guest sees it: what [`x86_defs::features`] offers, and the hypervisor's own leaves.
 //!
-//! The values are the host's, without every feature that is not named here, plus what the hypervisor itself provides
-//! (x2APIC, TSC deadline, an invariant TSC, topology, its own leaves). They are computed once per VM. An exit only
-//! looks one up and fills in the few bits that differ between vCPUs or follow a control register.
+//! The answers are computed once per VM. An exit only looks one up and fills in the few bits that differ between vCPUs
+//! or follow a control register.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -14,7 +13,8 @@ use mitigations::Reports;
 use partition::Features;
 use spin::Once;
 use x86_defs::control::{Leaves, Offered};
-use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx, leaf_8000_0007_edx};
+use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx};
+use x86_defs::features::{self, BASIC_MAX, EXTENDED_FIRST, EXTENDED_MAX, Guest};
 use x86_defs::registers::cr4;
 
 use super::children;
@@ -28,52 +28,10 @@ use crate::device::local_apic::{Mode, TSC_TICKS_PER_TIMER_TICK};
 
 /// Leaves 1 and 8000_0001, EDX: there is a local APIC. Shown while IA32_APIC_BASE leaves it on (APM vol. 2, 16.3.1).
 const EDX_APIC: u32 = 1 << 9;
-/// Leaf 1, ECX: SSE3 to RDRAND, without MONITOR, VMX, PCID, and without features that need a device.
-const LEAF_1_ECX: u32 = bits(&[0, 1, 9, 12, 13, 19, 20, 22, 23, 25, 26, 28, 29, 30]);
-/// Leaf 1, EDX: all features of an AMD CPU except machine checks, thermal and similar; VME, APIC, MTRR, PAT, FXSR,
-/// SSE2, HTT.
-const LEAF_1_EDX: u32 = bits(&[0, 1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19, 23, 24, 25, 26]);
-/// Leaf 6, EAX: the APIC timer does not stop in deep sleep.
-const LEAF_6_EAX_ARAT: u32 = 1 << 2;
-/// Leaf 7, EBX: FSGSBASE, BMI, AVX2, SMEP, ERMS, INVPCID (hidden if PCID is hidden), AVX-512, SMAP, CLFLUSHOPT, CLWB,
-/// SHA, ADX, RDSEED.
-const LEAF_7_EBX: u32 = bits(&[0, 3, 5, 7, 8, 9, 16, 17, 18, 19, 20, 21, 23, 24, 28, 29, 30, 31]);
-/// Leaf 7, ECX: AVX-512 VBMI, UMIP, PKU, VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID. Not LA57.
-const LEAF_7_ECX: u32 = bits(&[1, 2, 3, 6, 8, 9, 10, 11, 12, 14, 22]);
-/// Leaf 7, EDX: FSRM. What concerns speculation comes beside it, here and below.
-const LEAF_7_EDX: u32 = bits(&[4]);
-/// Leaf D subleaf 1, EAX: XSAVEOPT, XGETBV with ECX=1. Not XSAVES, whose state would need an MSR.
-const LEAF_D_1_EAX: u32 = bits(&[0, 2]);
-/// Leaf 8000_0001, ECX: LAHF, CR8, ABM, SSE4A, misaligned SSE, prefetch. Not SVM.
-const LEAF_8000_0001_ECX: u32 = bits(&[0, 4, 5, 6, 7, 8, 11, 16, 21]);
-/// Leaf 8000_0001, EDX: as leaf 1, and SYSCALL, NX, FXSR optimizations, 1 GiB pages, RDTSCP, long mode.
-const LEAF_8000_0001_EDX: u32 = LEAF_1_EDX & 0x0183_f3ff | bits(&[11, 20, 22, 25, 26, 27, 29]);
-/// Leaf 8000_0008, EBX: CLZERO, XSAVEERPTR, WBNOINVD.
-const LEAF_8000_0008_EBX: u32 = bits(&[0, 2, 9]);
-
-/// Leaf 8000_0008, EAX: width of a linear address without LA57.
-const LINEAR_ADDRESS_BITS: u32 = 48;
-
-const LEAF_1_EDX_HTT: u32 = 1 << 28;
-const LEAF_8000_0001_ECX_CMP_LEGACY: u32 = 1 << 1;
-
-const BASIC_MAX: u32 = 0xd;
 const HYPERVISOR_FIRST: u32 = 0x4000_0000;
 const VMWARE_MAX: u32 = 0x4000_0010;
-const EXTENDED_FIRST: u32 = 0x8000_0000;
-const EXTENDED_MAX: u32 = 0x8000_0008;
-/// The same if leaf 8000_0021 says something.
-const EXTENDED_MAX_ON_ZEN: u32 = 0x8000_0021;
-
-const fn bits(numbers: &[u32]) -> u32 {
-    let mut mask = 0;
-    let mut at = 0;
-    while at < numbers.len() {
-        mask |= 1 << numbers[at];
-        at += 1;
-    }
-    mask
-}
+/// The last extended leaf, if it says something of speculation.
+const EXTENDED_21: u32 = 0x8000_0021;
 
 /// All answers of one VM.
 pub(crate) struct CpuidTable {
@@ -114,6 +72,20 @@ enum Fill {
 }
 
 impl Leaf {
+    fn of(guest: &Guest, number: u32) -> Self {
+        let fill = match number {
+            1 => Fill::Features,
+            7 => Fill::MoreFeatures,
+            0xb => Fill::Topology,
+            0xd => Fill::ExtendedState,
+            0x8000_0001 => Fill::ExtendedFeatures,
+            _ => Fill::Nothing,
+        };
+        let count = features::subleaves(number);
+        let subleaves = (0..count.unwrap_or(1)).map(|subleaf| guest.answer(number, subleaf, host_subleaf));
+        Self { subleaves: subleaves.collect(), ignores_ecx: count.is_none(), fill }
+    }
+
     fn plain(registers: Registers) -> Self {
         Self { subleaves: Vec::from([registers]), ignores_ecx: true, fill: Fill::Nothing }
     }
@@ -130,19 +102,25 @@ impl CpuidTable {
     }
 
     fn of_vm(config: &VmConfig, child: Option<&Features>, change: impl FnOnce(&mut Self)) -> Self {
-        let (vcpus, apic) = (config.vcpus, config.apic);
+        let guest = Guest {
+            vcpus: config.vcpus,
+            has_x2apic: config.apic == ApicMode::X2Apic,
+            has_invariant_tsc: tsc::is_invariant(),
+            xcr0: fpu::host_xcr0(),
+        };
         let hypervisor = match Profile::of(config, child) {
             Some(profile) => (HYPERVISOR_FIRST..=hyperv::MAX_LEAF).map(|number| profile.leaf(number)).collect(),
             None => (HYPERVISOR_FIRST..=VMWARE_MAX).map(vmware_leaf).collect::<Vec<_>>(),
         };
         let mut table = Self {
-            basic: (0..=BASIC_MAX).map(|number| basic_leaf(number, vcpus, apic)).collect(),
+            basic: (0..=BASIC_MAX).map(|number| Leaf::of(&guest, number)).collect(),
             hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
-            extended: (EXTENDED_FIRST..=extended_max()).map(|number| extended_leaf(number, vcpus)).collect(),
+            extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| Leaf::of(&guest, number)).collect(),
             offered: Offered::default(),
             reports: Reports::default(),
             of_child: None,
         };
+        table.tell(&speculation::told());
         change(&mut table);
         let first = |number| table.subleaf(number, 0);
         let offered = Offered::by(&Leaves {
@@ -161,6 +139,32 @@ impl CpuidTable {
             capabilities: speculation::told().capabilities,
         };
         Self { offered, reports, ..table }
+    }
+
+    /// Adds what a guest is told of speculation.
+    fn tell(&mut self, told: &Reports) {
+        let zero = Registers::default();
+        if let Some(first) = self.place(7, 0) {
+            first.edx |= told.leaf_7_edx;
+        }
+        if told.leaf_7_2_edx != 0
+            && let Some(leaf) = self.basic.get_mut(7)
+            && let Some(first) = leaf.subleaves.first_mut()
+        {
+            first.eax = 2;
+            leaf.subleaves.extend([zero, Registers { edx: told.leaf_7_2_edx, ..zero }]);
+        }
+        if let Some(eighth) = self.place(0x8000_0008, 0) {
+            eighth.ebx |= told.extended_8_ebx;
+        }
+        let last = Registers { eax: told.extended_21_eax, ecx: told.extended_21_ecx, ..zero };
+        if last != zero {
+            self.extended.extend((EXTENDED_MAX + 1..EXTENDED_21).map(|_| Leaf::plain(zero)));
+            self.extended.push(Leaf::plain(last));
+            if let Some(first) = self.place(EXTENDED_FIRST, 0) {
+                first.eax = EXTENDED_21;
+            }
+        }
     }
 
     /// Bits of control registers that go with the features that the guest sees.
@@ -311,136 +315,6 @@ fn host_subleaf(number: u32, subleaf: u32) -> Registers {
     Registers { eax: found.eax, ebx: found.ebx, ecx: found.ecx, edx: found.edx }
 }
 
-fn basic_leaf(number: u32, vcpus: u32, apic: ApicMode) -> Leaf {
-    let zero = Registers::default();
-    match number {
-        0 => Leaf::plain(Registers { eax: BASIC_MAX, ..host(0) }),
-        1 => {
-            let found = host(1);
-            let provided = leaf_1_ecx::HYPERVISOR
-                | leaf_1_ecx::TSC_DEADLINE
-                | if apic == ApicMode::X2Apic { leaf_1_ecx::X2APIC } else { 0 };
-            let registers = Registers {
-                // CLFLUSH size is the host's; the APIC id is filled in.
-                ebx: found.ebx & 0x0000_ff00 | vcpus.min(0xff) << 16,
-                ecx: found.ecx & LEAF_1_ECX | provided,
-                edx: found.edx & LEAF_1_EDX | if vcpus > 1 { LEAF_1_EDX_HTT } else { 0 },
-                ..found
-            };
-            Leaf { fill: Fill::Features, ..Leaf::plain(registers) }
-        }
-        6 => Leaf::plain(Registers { eax: LEAF_6_EAX_ARAT, ..zero }),
-        7 => Leaf { subleaves: more_features(), ignores_ecx: false, fill: Fill::MoreFeatures },
-        0xb => Leaf { subleaves: topology(vcpus), ignores_ecx: false, fill: Fill::Topology },
-        0xd => Leaf { subleaves: extended_state(), ignores_ecx: false, fill: Fill::ExtendedState },
-        // 2, 3, 4: other vendors'. 5: MONITOR. 9, A: performance counters. 8, C: reserved.
-        _ => Leaf::plain(zero),
-    }
-}
-
-/// Leaf 7.
-fn more_features() -> Vec<Registers> {
-    let (found, told) = (host(7), speculation::told());
-    let mut first = Registers {
-        eax: 0,
-        ebx: found.ebx & LEAF_7_EBX,
-        ecx: found.ecx & LEAF_7_ECX,
-        edx: found.edx & LEAF_7_EDX | told.leaf_7_edx,
-    };
-    if told.leaf_7_2_edx == 0 {
-        return Vec::from([first]);
-    }
-    first.eax = 2;
-    Vec::from([first, Registers::default(), Registers { edx: told.leaf_7_2_edx, ..Registers::default() }])
-}
-
-/// Every vCPU is a core of one package: a level of one thread per core, a level of all cores.
-fn topology(vcpus: u32) -> Vec<Registers> {
-    const THREADS: u32 = 1 << 8;
-    const CORES: u32 = 2 << 8;
-    let threads = Registers { eax: 0, ebx: 1, ecx: THREADS, edx: 0 };
-    let cores = Registers { eax: id_bits(vcpus), ebx: vcpus, ecx: CORES, edx: 0 };
-    Vec::from([threads, cores])
-}
-
-/// Bits that APIC ids of `vcpus` vCPUs need.
-fn id_bits(vcpus: u32) -> u32 {
-    vcpus.next_power_of_two().ilog2()
-}
-
-/// Sizes and offsets are the machine's, for the components that are offered.
-fn extended_state() -> Vec<Registers> {
-    let offered = fpu::host_xcr0();
-    let [low, high] = halves(offered);
-    let largest = (2..64)
-        .filter(|component| offered >> component & 1 != 0)
-        .map(|component| host_subleaf(0xd, component))
-        .map(|component| component.ebx + component.eax)
-        .max()
-        .unwrap_or(0)
-        .max(576);
-    let first = Registers { eax: low, ebx: largest, ecx: largest, edx: high };
-    let second = Registers { eax: host_subleaf(0xd, 1).eax & LEAF_D_1_EAX, ..Registers::default() };
-    let components = (2..64).map(|component| match offered >> component & 1 {
-        0 => Registers::default(),
-        _ => host_subleaf(0xd, component),
-    });
-    [first, second].into_iter().chain(components).collect()
-}
-
-fn extended_leaf(number: u32, vcpus: u32) -> Leaf {
-    let fill = if number == 0x8000_0001 { Fill::ExtendedFeatures } else { Fill::Nothing };
-    Leaf { fill, ..Leaf::plain(extended_registers(number, vcpus)) }
-}
-
-fn extended_registers(number: u32, vcpus: u32) -> Registers {
-    let found = host(number);
-    match number {
-        0x8000_0000 => Registers { eax: extended_max(), ..found },
-        0x8000_0001 => Registers {
-            eax: found.eax,
-            ebx: 0,
-            ecx: found.ecx & LEAF_8000_0001_ECX | amd_cores(number, vcpus),
-            edx: found.edx & LEAF_8000_0001_EDX,
-        },
-        // The processor's name, and the caches.
-        0x8000_0002..=0x8000_0006 => found,
-        0x8000_0007 if tsc::is_invariant() => {
-            Registers { edx: leaf_8000_0007_edx::TSC_INVARIANT, ..Registers::default() }
-        }
-        0x8000_0008 => Registers {
-            // Physical addresses are as wide as the host's. Linear ones have four levels of tables, because LA57 is not
-            // offered.
-            eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,
-            ebx: found.ebx & LEAF_8000_0008_EBX | speculation::told().extended_8_ebx,
-            ecx: amd_cores(number, vcpus),
-            edx: 0,
-        },
-        0x8000_0021 => {
-            let told = speculation::told();
-            Registers { eax: told.extended_21_eax, ebx: 0, ecx: told.extended_21_ecx, edx: 0 }
-        }
-        _ => Registers::default(),
-    }
-}
-
-/// The last extended leaf.
-fn extended_max() -> u32 {
-    let told = speculation::told();
-    if told.extended_21_eax | told.extended_21_ecx == 0 { EXTENDED_MAX } else { EXTENDED_MAX_ON_ZEN }
-}
-
-/// Numbers of cores in ECX of extended leaves, on AMD's processors only (APM vol. 3, E.4.2 and E.4.7). Intel's
-/// processors have these bits reserved, and report cores in leaf B only (SDM vol. 2, CPUID).
-fn amd_cores(number: u32, vcpus: u32) -> u32 {
-    match number {
-        0x8000_0001 if vcpus > 1 => LEAF_8000_0001_ECX_CMP_LEGACY,
-        // Number of cores minus one, and the number of bits of an APIC id that count them.
-        0x8000_0008 => id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
-        _ => 0,
-    }
-}
-
 /// The hypervisor's own leaves, for a VM that is offered no Hyper-V interface.
 ///
 /// A kernel first needs two things from a hypervisor: the frequency of the TSC, and permission to use the x2APIC
@@ -481,9 +355,4 @@ pub(crate) fn physical_addresses_end() -> Gpa {
 
 fn kilohertz(hertz: u64) -> u32 {
     u32::try_from(hertz / 1000).unwrap_or(u32::MAX)
-}
-
-fn halves(value: u64) -> [u32; 2] {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }
