@@ -179,7 +179,7 @@ fn read_initrd(vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<O
 }
 
 /// The VM as the hypervisor knows it.
-fn describe(vm: &VmConfig, kernel: File, initrd: Option<File>) -> PackedVm {
+pub(crate) fn describe(vm: &VmConfig, kernel: File, initrd: Option<File>) -> PackedVm {
     PackedVm {
         name: vm.name.value.clone(),
         vcpus: vm.vcpus.value,

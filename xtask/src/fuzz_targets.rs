@@ -64,7 +64,7 @@ const EMULATE: &str = "dunlin-x86-emulate";
 const HYPERVISOR: &str = "dunlin-hypervisor";
 const DOORS: &str = "dunlin-fuzz";
 
-const TARGETS: [Target; 23] = [
+const TARGETS: [Target; 29] = [
     target(
         "decode",
         "instructions of guests, against another decoder",
@@ -120,6 +120,22 @@ const TARGETS: [Target; 23] = [
         &["crates/x86_defs/src/features.rs", "crates/x86_defs/src/control.rs"],
     ),
     target(
+        "system_registers",
+        "syndromes and ID registers of Arm, against the manual",
+        [
+            DOORS,
+            "doors",
+            "system_registers::any_syndrome_is_read_as_the_manual_writes_it_and_no_feature_is_offered_that_is_not_there",
+        ],
+        &["crates/aarch64_defs/src/features", "crates/aarch64_defs/src/syndrome"],
+    ),
+    target(
+        "vmcs",
+        "control blocks of vCPUs as VT-x enters and leaves them",
+        ["dunlin-vmx-image", "vmx_image", "tests::any_control_blocks_become_entries_that_the_processor_accepts"],
+        &["crates/vmx_image/src/", "crates/x86_defs/src/vmx/event"],
+    ),
+    target(
         "uart",
         "the PC's UART",
         [HYPERVISOR, "hypervisor", "device::uart::tests::any_accesses_keep_the_promises_of_the_registers"],
@@ -130,6 +146,21 @@ const TARGETS: [Target; 23] = [
         "Arm's UART",
         [HYPERVISOR, "hypervisor", "device::pl011::tests::any_accesses_keep_the_promises_of_the_registers"],
         &["hypervisor/src/device/pl011"],
+    ),
+    target(
+        "device_states",
+        "states of devices from a file of a saved VM, and the PC's timer, clock and bus",
+        [
+            HYPERVISOR,
+            "hypervisor",
+            "tests::device_states::any_states_of_devices_are_refused_or_work_and_can_be_saved_again",
+        ],
+        &[
+            "hypervisor/src/device/pit",
+            "hypervisor/src/device/rtc",
+            "hypervisor/src/device/pci",
+            "hypervisor/src/device/uart",
+        ],
     ),
     target(
         "psci",
@@ -168,6 +199,32 @@ const TARGETS: [Target; 23] = [
             "frames::any_stream_is_answered_frame_by_frame_and_any_message_reads_the_same_after_it_was_sent",
         ],
         &["crates/abi/src/control.rs"],
+    ),
+    target(
+        "commands",
+        "commands on the control port, on the fake machine",
+        [
+            HYPERVISOR,
+            "hypervisor",
+            "tests::commands::commands_that_a_fuzzer_sends_are_answered_once_each_and_leave_nothing_behind",
+        ],
+        &["hypervisor/src/control/", "hypervisor/src/vm/saved"],
+    ),
+    target(
+        "vm_files",
+        "TOML files of VMs",
+        [
+            "dunlin-cli",
+            "dunlin",
+            "config::tests::any_file::any_file_is_refused_at_a_place_that_it_names_or_makes_a_payload",
+        ],
+        &["cli/src/config", "cli/src/quantity"],
+    ),
+    target(
+        "saved_files",
+        "files of saved VMs",
+        ["dunlin-cli", "dunlin", "saved::tests::any_file::any_file_is_read_to_its_end_or_refused_in_words"],
+        &["crates/abi/src/saved.rs", "cli/src/saved.rs"],
     ),
     target(
         "payloads",
@@ -341,6 +398,7 @@ fn build<'a>(places: &Places, chosen: &[&'a Target]) -> Result<BTreeMap<(&'a str
         cargo.args(["--message-format", "json-render-diagnostics"]);
         match *name {
             "doors" => cargo.args(["--test", name]),
+            "dunlin" => cargo.args(["--bin", name]),
             _ => cargo.arg("--lib"),
         };
         cargo.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder(places));

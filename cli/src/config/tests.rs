@@ -1,3 +1,5 @@
+mod any_file;
+
 use proptest::prelude::{prop, proptest};
 
 use abi::payload::{DirtyLogging, DirtySource, HyperV, PciFunction, Populate, RemoteFlush, Split, TagScheme};

@@ -1,3 +1,5 @@
+mod any_file;
+
 use std::io::Write as _;
 
 use abi::payload::{

@@ -1,5 +1,6 @@
 //! The rules by name, and random control blocks against what the manual demands of an entry.
 
+use fuzz::Decisions;
 use x86_defs::registers::{dr6, rflags};
 use x86_defs::vmcb::{IntCtl, Intercept1, Vmcb, VmcbEvent};
 use x86_defs::vmx::controls::primary;
@@ -240,19 +241,19 @@ fn check(entry: &Entry) {
     assert!(primary & primary::MONITOR_TRAP == 0 || rflags & rflags::TF == 0, "two steps at once");
 }
 
-#[test]
-fn random_control_blocks_become_entries_that_the_processor_accepts() {
-    let mut random = fastrand::Rng::with_seed(21);
+/// Control blocks of any kind, each entered and left. Returns how many entries had nothing to write.
+fn any_control_blocks(mut random: Decisions, steps: usize) -> usize {
+    const FLAGS: [u64; 4] = [CLOSED, OPEN, CLOSED | rflags::TF, OPEN | rflags::TF];
     let mut held = Fields::default();
     let (mut quiet, mut plain) = (Quiet::NEVER, 0);
-    for _ in 0..100_000 {
-        let flags = [CLOSED, OPEN, CLOSED | rflags::TF, OPEN | rflags::TF][random.usize(..4)];
+    for _ in 0..steps {
+        let flags = FLAGS[random.usize(..4)];
         let mut block = image(flags);
         block.save.rip = [0, 1, 0x1000, u64::MAX][random.usize(..4)];
         block.control.interrupt_shadow = random.u64(..2);
         block.control.intercept_1.set(Intercept1::IRET, random.bool());
         block.control.intercept_1.set(Intercept1::PAUSE, random.bool());
-        if random.u8(..4) == 0 {
+        if random.u8(..4) == 3 {
             block.control.intercept_exceptions = !(1 << 2);
         }
         if random.bool() {
@@ -281,14 +282,58 @@ fn random_control_blocks_become_entries_that_the_processor_accepts() {
         }
         quiet = Quiet::after(&block, &entry.fields, CONTROLS);
         held = entry.fields;
-        let left = Left {
-            rip: random.u64(..),
-            rflags: [CLOSED, OPEN, CLOSED | rflags::TF, OPEN | rflags::TF][random.usize(..4)],
-            interruptibility: [0, BY_MOV_SS, BY_STI, BY_NMI | BY_MOV_SS][random.usize(..4)],
-            length: random.u64(1..16),
-            interrupted: Information(0),
-        };
-        exit(&mut block, &mut held, &left, || 0);
+        leave(&mut block, &mut held, &mut random);
     }
+    plain
+}
+
+/// The processor leaves the guest for any reason, with any event that it was about to deliver.
+fn leave(block: &mut Vmcb, held: &mut Fields, random: &mut Decisions) {
+    let left = Left {
+        rip: random.u64(..),
+        rflags: [CLOSED, OPEN, CLOSED | rflags::TF, OPEN | rflags::TF][random.usize(..4)],
+        interruptibility: [0, BY_MOV_SS, BY_STI, BY_NMI | BY_MOV_SS][random.usize(..4)],
+        length: random.u64(1..16),
+        interrupted: Information(match random.u8(..16) {
+            8 => 0x8000_0000 | random.u32(32..256),
+            9 => 0x8000_0202,
+            10 => 0x8000_0306,
+            11 => 0x8000_0b0e,
+            12 => 0x8000_0400 | random.u32(5..256),
+            13 => 0x8000_0603,
+            // The rest of the field means nothing.
+            14 => random.u32(..1 << 31),
+            _ => 0,
+        }),
+    };
+    let code = random.u32(..);
+    exit(block, held, &left, || code);
+    assert_eq!((held.rflags, held.interruptibility), (left.rflags, left.interruptibility));
+    let interrupted = block.control.exit_int_info;
+    assert_eq!(interrupted.is_valid(), left.interrupted.is_valid(), "{:#x}", left.interrupted.0);
+    if interrupted.is_valid() {
+        let again = Information::to_deliver(interrupted);
+        assert_eq!(again, left.interrupted, "it is delivered again as what it was");
+        assert_eq!(interrupted.error_code(), (again.0 >> 11 & 1 != 0).then_some(code));
+        let behind = if again.is_by_instruction() { left.length } else { 0 };
+        assert_eq!(block.save.rip, left.rip.wrapping_add(behind), "its return address");
+    }
+    let is_masked = left.interruptibility & BY_NMI != 0;
+    for reason in [reason::EXCEPTION_OR_NMI, reason::CPUID, reason::EPT_VIOLATION, reason::NMI_WINDOW] {
+        let ends = unmasks_nmis(block, left.interruptibility, reason, random.u32(..) & 1 << 12);
+        assert!(!(ends && is_masked), "NMIs are masked, and the mask ends");
+    }
+}
+
+#[test]
+fn random_control_blocks_become_entries_that_the_processor_accepts() {
+    let plain = any_control_blocks(Decisions::of_seed(21), 100_000);
     assert!(plain > 50, "{plain} entries were plain");
+}
+
+#[test]
+fn any_control_blocks_become_entries_that_the_processor_accepts() {
+    fuzz::target("vmcs", |bytes| {
+        any_control_blocks(Decisions::of_bytes(bytes), bytes.len() / 16 + 1);
+    });
 }

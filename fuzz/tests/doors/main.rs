@@ -14,6 +14,7 @@ mod kernels;
 mod own_acpi;
 mod payloads;
 mod synic;
+mod system_registers;
 
 /// Makes the bytes of an ACPI table add up to zero, and its length that of `table`.
 fn seal(table: &mut [u8]) {

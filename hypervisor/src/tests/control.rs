@@ -50,9 +50,15 @@ impl<'a> Tool<'a> {
     /// The answer to a command. It comes, whatever the VMs do: else all pCPUs sleep for ever.
     pub(super) fn answer(&self, id: u32) -> Result<Answer, Refusal> {
         self.simulation.wait_until("a command is answered", || {
-            while control::poll() {}
-            self.listen();
-            self.heard.borrow().replies.contains_key(&id)
+            loop {
+                let has_more = control::poll();
+                self.listen();
+                let is_answered = self.heard.borrow().replies.contains_key(&id);
+                // With a trace there is always more to do.
+                if is_answered || !has_more {
+                    return is_answered;
+                }
+            }
         });
         self.heard.borrow_mut().replies.remove(&id).expect("it is there")
     }

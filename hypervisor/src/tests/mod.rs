@@ -4,7 +4,9 @@
 //! what must always hold. A lost wake-up is found because then all pCPUs sleep. [`explore`] runs a scenario in many
 //! interleavings, by two kinds of schedules, from fixed seeds.
 
+mod commands;
 mod control;
+mod device_states;
 mod devices;
 mod dirty;
 mod end;
