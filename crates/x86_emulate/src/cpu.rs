@@ -61,7 +61,8 @@ pub trait Cpu {
     fn efer(&self) -> u64;
     /// Rights by protection key. Only read if CR4.PKE is set.
     fn pkru(&self) -> u32;
-    /// Width of the guest's physical addresses in bits, from its CPUID 8000_0008.
+    /// Width of the guest's physical addresses in bits, from its CPUID 8000_0008. It never changes: cached walks do not
+    /// compare it.
     fn physical_bits(&self) -> u8;
     /// Whose rules apply where processors differ: those of the processor that runs the guest between two emulations.
     fn vendor(&self) -> Vendor;

@@ -98,7 +98,8 @@ fn change(state: &mut CpuState, source: &mut impl Source) {
 pub(crate) fn check_walks(source: &mut impl Source) -> (u64, u64) {
     let tables = Tables::arbitrary(source);
     let fresh_tables = tables.clone();
-    let (mut state, base) = (arbitrary_state(source), arbitrary_state(source));
+    let mut state = arbitrary_state(source);
+    let base = CpuState { physical_bits: state.physical_bits, ..arbitrary_state(source) };
     let mut walks = Walks::new();
     let mut asked = 0;
     let pages = [source.word(), source.word(), 0, 0xfee0_0000].map(|word| (word << 16).cast_signed() >> 16);
