@@ -24,6 +24,7 @@ use toml::de::DeTable;
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_size};
+use crate::stats::printable;
 pub(crate) use arch::Arch;
 use reader::{Source, Table};
 use stage2::Stage2;
@@ -223,9 +224,9 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Bad input at this place.
+    /// Bad input at this place. What was written there is shown without a meaning for the terminal.
     pub(crate) fn bad(&self, what: impl fmt::Display) -> Failure {
-        Failure::bad_input(format!("{self}: {what}"))
+        Failure::bad_input(format!("{self}: {}", printable(&what.to_string())))
     }
 }
 
@@ -286,7 +287,8 @@ impl Config {
         let source = Source { text, name, directory };
         let root = DeTable::parse(text).map_err(|error| {
             let (line, column) = source.position(error.span().map_or(0, |span| span.start));
-            Failure::bad_input(format!("{name}:{line}:{column}: not TOML: {}", error.message().replace('\n', ", ")))
+            let why = error.message().replace('\n', ", ");
+            Failure::bad_input(format!("{name}:{line}:{column}: not TOML: {}", printable(&why)))
                 .help("vms/default.toml shows how a file looks and explains the keys")
         })?;
 

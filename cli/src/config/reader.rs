@@ -9,6 +9,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::{Place, Placed};
 use crate::failure::Failure;
+use crate::stats::printable;
 
 /// The text of a file, to find the places of its values.
 pub(super) struct Source<'a> {
@@ -210,7 +211,7 @@ impl<'a> Table<'a> {
         let failure = Failure::bad_input(format!(
             "{}:{line}:{column}: key '{}': unknown in {}",
             source.name,
-            key.get_ref(),
+            printable(key.get_ref()),
             if *title == "file" { "a file of VMs" } else { title }
         ));
         Err(failure.help(did_you_mean(key.get_ref(), "known here:", known)))

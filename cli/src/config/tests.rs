@@ -201,6 +201,15 @@ fn memory_is_checked_where_it_is_written() {
 }
 
 #[test]
+fn text_of_a_file_has_no_meaning_for_the_terminal() {
+    for line in ["memory = \"1\\u001b[31mM\"", "vcpus = \"\\n\\u0007\"", "\"\\u001b[2J\" = 1", "kernel = \"\\u001b\""] {
+        let text = error(&format!("[[vm]]\nname = \"a\"\n{line}\n"));
+        assert!(text.starts_with("x.toml:3:") && text.lines().count() <= 2, "{text:?}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    }
+}
+
+#[test]
 fn names_are_given_and_differ() {
     assert!(error("[[vm]]\nvcpus = 1\n").starts_with("x.toml:1: [[vm]] has no key 'name'"));
     let text = error("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n");
