@@ -11,6 +11,7 @@
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz_targets`] lets libFuzzer try the doors.
+//! * [`miri`] runs tests that reach unsafe code under Miri.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
 //! * [`sbom`] tells what the programs consist of, and [`release`] makes what others get.
@@ -31,6 +32,7 @@ mod house;
 mod image_matrix;
 mod initrd;
 mod libvirt;
+mod miri;
 mod mmdebstrap;
 mod other_qemu;
 mod package;
@@ -77,6 +79,8 @@ cargo xtask COMMAND
   fuzz-calls     make ten million calls of a parent VM on the fake machine (`fuzz-calls --help`)
   fuzz-invalidations
                  take pages away from a running child ten million times there (`fuzz-invalidations --help`)
+  miri [PACKAGE..]
+                 run tests that reach unsafe code under Miri (`miri --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   test system --qemu 10|11|FOLDER [TEST..]
                  system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER;
@@ -128,6 +132,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "fuzz" => return fuzz_targets::command(&places, rest),
         "fuzz-calls" => return fuzz::command(&places, &fuzz::CALLS, rest),
         "fuzz-invalidations" => return fuzz::command(&places, &fuzz::INVALIDATIONS, rest),
+        "miri" => return miri::command(&places, rest),
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),

@@ -11,6 +11,7 @@
 #![expect(unsafe_code, reason = "raw access to host memory through the direct map; owners and bounds are kept here")]
 
 use core::alloc::{GlobalAlloc, Layout};
+#[cfg(not(miri))]
 use core::arch::asm;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -389,7 +390,7 @@ struct Unaligned<T>(T);
 ///
 /// # Safety
 /// As for [`copy`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller guarantees these reads and writes. The direction flag is clear by the calling convention.
     unsafe {
@@ -414,7 +415,7 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
 ///
 /// # Safety
 /// `to` is writable for `bytes`, as in [`copy`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn zero(to: *mut u8, bytes: usize) {
     // SAFETY: the caller guarantees these reads and writes.
     unsafe {
@@ -454,7 +455,7 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
 ///
 /// # Safety
 /// As for [`copy`].
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller guarantees these reads and writes.
     unsafe {
@@ -487,7 +488,7 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
 ///
 /// # Safety
 /// `to` is writable for `bytes`, as in [`copy`].
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 unsafe fn zero(to: *mut u8, bytes: usize) {
     // SAFETY: the caller guarantees these reads and writes.
     unsafe {
@@ -519,6 +520,39 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
             options(nostack),
         );
     }
+}
+
+/// The general case of [`copy`] for Miri, which executes no assembly: words, then the bytes that remain. What a guest
+/// writes meanwhile is no error here, as it is none for the assembly.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(miri)]
+unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
+    use core::sync::atomic::{AtomicU8, AtomicU64};
+    let words = if from.cast::<u64>().is_aligned() { bytes / 8 } else { 0 };
+    for at in (0..words).map(|word| 8 * word) {
+        // SAFETY: the caller guarantees this read.
+        let word = unsafe { &*from.add(at).cast::<AtomicU64>() }.load(Ordering::Relaxed);
+        // SAFETY: the caller guarantees this write.
+        unsafe { to.add(at).cast::<Unaligned<u64>>().write_volatile(Unaligned(word)) };
+    }
+    for at in 8 * words..bytes {
+        // SAFETY: the caller guarantees this read.
+        let byte = unsafe { &*from.add(at).cast::<AtomicU8>() }.load(Ordering::Relaxed);
+        // SAFETY: the caller guarantees this write.
+        unsafe { to.add(at).write_volatile(byte) };
+    }
+}
+
+/// Zeroes `bytes`, for Miri.
+///
+/// # Safety
+/// `to` is writable for `bytes`, as in [`copy`].
+#[cfg(miri)]
+unsafe fn zero(to: *mut u8, bytes: usize) {
+    // SAFETY: the caller guarantees these writes.
+    unsafe { to.write_bytes(0, bytes) };
 }
 
 /// Makes writes visible to reads that bypass the caches. x86 has no such reads.

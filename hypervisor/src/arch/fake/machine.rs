@@ -31,7 +31,7 @@ pub(super) const HZ: u64 = 1_000_000_000;
 /// The clock never jumps this far: 100 times per second each pCPU checks its run queue anyway.
 const LONGEST_JUMP: u64 = HZ / 200;
 /// RAM that all simulated machines of a process share.
-const RAM_BYTES: usize = 1 << 30;
+const RAM_BYTES: usize = if cfg!(miri) { 32 << 20 } else { 1 << 30 };
 /// Numbers of pCPUs are below.
 const MOST_CPUS: usize = 64;
 
