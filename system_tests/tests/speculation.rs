@@ -255,7 +255,8 @@ fn execute(text: &Text, at: u64, finds: Finds, ends: impl Fn(&Instruction) -> bo
             }
             // The only way in which the code leaves a call: it takes the address from the stack.
             Mnemonic::Add if one.op0_register() == Register::RSP && !returns.is_empty() => {
-                returns.truncate(returns.len() - one.immediate(1) as usize / 8);
+                let bytes = usize::try_from(one.immediate(1)).expect("it drops a few addresses");
+                returns.truncate(returns.len() - bytes / 8);
             }
             Mnemonic::Int3 => panic!("nothing returns from a call at {at:#x}"),
             _ => {}
