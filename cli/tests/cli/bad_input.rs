@@ -86,6 +86,8 @@ fn memory_is_neither_nothing_nor_too_small_nor_more_than_the_computer_has() {
     let text = refused(&rig, &format!("{ONE}memory = \"32M\"\n"), &[]);
     assert!(text.starts_with("x.toml:3: key 'memory': ") && text.contains("needs at least 68 MiB"), "{text}");
     let text = refused(&rig, &format!("{ONE}memory = \"900T\"\n"), &[]);
+    assert!(text.starts_with("x.toml:3: key 'memory': 900T is more than a VM can have"), "{text}");
+    let text = refused(&rig, &format!("{ONE}memory = \"15T\"\n"), &[]);
     assert!(text.starts_with("x.toml:3: key 'memory': the host needs "), "{text}");
     let text = refused(&rig, &format!("[host]\nmemory = \"512M\"\n{ONE}memory = \"512M\"\n"), &[]);
     assert!(text.starts_with("x.toml:2: key 'memory': 512 MiB for the host; its VMs have 512 MiB"), "{text}");
