@@ -265,9 +265,15 @@ pub(crate) fn choose_threads(smt: Option<&str>) {
 
 /// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that, and threads that are not used.
 fn runs_vcpus(cpu: &PerCpu) -> bool {
-    let cores = || all().iter().map(|cpu| Machine::core_of(cpu));
-    let one_per_core = || ONE_THREAD_PER_CORE.load(Ordering::Relaxed);
-    RUNNERS.call_once(|| sched::runners(cores(), Machine::spares_first_cpu(), one_per_core())).contains(cpu.id)
+    RUNNERS.get().copied().unwrap_or_else(find_runners).contains(cpu.id)
+}
+
+/// Whoever asks first finds out for all. Nobody waits for another here.
+#[cold]
+fn find_runners() -> CpuSet {
+    let cores = all().iter().map(|cpu| Machine::core_of(cpu));
+    let found = sched::runners(cores, Machine::spares_first_cpu(), ONE_THREAD_PER_CORE.load(Ordering::Relaxed));
+    *RUNNERS.call_once(|| found)
 }
 
 /// The pCPUs that run vCPUs.
