@@ -184,9 +184,6 @@ impl Reports {
         if is_closed(Weakness::ItlbMultihit) {
             told.capabilities |= capability::PSCHANGE_MC_NO;
         }
-        if !has_controls {
-            told.capabilities &= !capability::IBRS_ALL;
-        }
         told
     }
 
@@ -215,10 +212,15 @@ impl Reports {
         (if has_ibpb { msr::PRED_CMD_IBPB } else { 0 }) | (if has_sbpb { msr::PRED_CMD_SBPB } else { 0 })
     }
 
-    /// The value of IA32_ARCH_CAPABILITIES, if the register exists where this is reported.
+    /// The value of IA32_ARCH_CAPABILITIES, if the register exists where this is reported. It promises enhanced IBRS
+    /// only beside SPEC_CTRL.IBRS: a kernel that finds the promise writes that bit without a further look.
     #[must_use]
     pub const fn arch_capabilities(&self) -> Option<u64> {
-        if self.leaf_7_edx & leaf_7_edx::ARCH_CAPABILITIES != 0 { Some(self.capabilities) } else { None }
+        if self.leaf_7_edx & leaf_7_edx::ARCH_CAPABILITIES == 0 {
+            return None;
+        }
+        let has_ibrs = self.leaf_7_edx & leaf_7_edx::IBRS_AND_IBPB != 0;
+        Some(if has_ibrs { self.capabilities } else { self.capabilities & !capability::IBRS_ALL })
     }
 }
 

@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 use abi::control::{Speculation, Stance};
 use log::info;
 use mitigations::{Plan, State, Weakness};
-
 use spin::Once;
 
 use crate::sync::per_host;
@@ -15,6 +14,7 @@ use crate::sync::per_host;
 pub(super) const EMULATED: &str = "the processor is emulated, nothing is done (mitigations=auto does it all the same)";
 
 per_host! {
+    /// What was told at the start.
     static TOLD: Once<Speculation> = Once::new();
 }
 
