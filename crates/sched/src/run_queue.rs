@@ -123,11 +123,6 @@ impl Claim {
         };
         mine.saturating_add(margin) < others
     }
-
-    /// The order in a queue.
-    fn key(&self) -> (Turn, Times) {
-        (self.turn, self.times)
-    }
 }
 
 fn identity(share: &Share) -> usize {
@@ -137,8 +132,10 @@ fn identity(share: &Share) -> usize {
 /// The vCPUs (`T`) that wait for one pCPU.
 #[derive(Debug)]
 pub struct RunQueue<T> {
-    /// By order of arrival.
+    /// In no order.
     waiting: VecDeque<Waiting<T>>,
+    /// How many have come.
+    arrived: u64,
     floor: VirtualTime,
     /// Whether a vCPU may wait that has yielded.
     has_yielders: bool,
@@ -150,19 +147,40 @@ pub struct RunQueue<T> {
 struct Waiting<T> {
     time: VirtualTime,
     turn: Turn,
+    of: Holder,
+    /// Those who came earlier have lower numbers.
+    arrived: u64,
     vcpu: T,
 }
 
-impl<T: Member> Waiting<T> {
-    fn claim(&self) -> Claim {
-        Claim::new(self.vcpu.share(), self.time, self.turn)
+/// What decides who is first.
+type Key = (Turn, VirtualTime, VirtualTime, VirtualTime, u64);
+
+/// What the vCPUs of a VM have in common.
+#[derive(Clone, Copy)]
+struct Common {
+    whole: VirtualTime,
+    vm: VirtualTime,
+    cpus: CpuSet,
+}
+
+impl<T> Waiting<T> {
+    #[inline]
+    fn claim(&self, common: Common) -> Claim {
+        let times = Times { whole: common.whole, vm: common.vm, vcpu: self.time };
+        Claim { turn: self.turn, of: self.of, times }
+    }
+
+    #[inline]
+    fn key(&self, common: Common) -> Key {
+        (self.turn, common.whole, common.vm, self.time, self.arrived)
     }
 }
 
 impl<T> Default for RunQueue<T> {
     fn default() -> Self {
         // The floor starts one credit up, so that the first wakers have a credit too.
-        Self { waiting: VecDeque::new(), floor: WAKE_CREDIT, has_yielders: false, running: None }
+        Self { waiting: VecDeque::new(), arrived: 0, floor: WAKE_CREDIT, has_yielders: false, running: None }
     }
 }
 
@@ -209,13 +227,13 @@ impl<T: Member> RunQueue<T> {
     /// The claim of the next vCPU.
     #[must_use]
     pub fn first(&self) -> Option<Claim> {
-        self.claims().min_by_key(Claim::key)
+        self.best(|_| true).map(|(_, claim)| claim)
     }
 
     /// The claim of the next vCPU of those that may run on `cpu`.
     #[must_use]
     pub fn first_for(&self, cpu: CpuId) -> Option<Claim> {
-        self.claims_for(cpu).map(|(_, claim)| claim).min_by_key(Claim::key)
+        self.best(|common| common.cpus.contains(cpu)).map(|(_, claim)| claim)
     }
 
     /// The claim of the vCPU that runs here, if one does, with these times.
@@ -228,23 +246,25 @@ impl<T: Member> RunQueue<T> {
     #[must_use]
     pub fn outlook(&self) -> (Option<Claim>, CpuSet) {
         let mut takers = 0;
-        let claims = self.waiting.iter().map(|entry| {
-            takers |= entry.vcpu.share().cpus().0;
-            entry.claim()
+        let first = self.best(|common| {
+            takers |= common.cpus.0;
+            true
         });
-        let first = claims.min_by_key(Claim::key);
-        (first, CpuSet(takers))
+        (first.map(|(_, claim)| claim), CpuSet(takers))
     }
 
     /// Adds a vCPU that ran here last.
     pub fn push(&mut self, time: VirtualTime, turn: Turn, vcpu: T) {
         self.has_yielders |= turn == Turn::AfterOthers;
-        self.waiting.push_back(Waiting { time, turn, vcpu });
+        let of = Holder::of(vcpu.share());
+        let arrived = self.arrived;
+        self.arrived += 1;
+        self.waiting.push_back(Waiting { time, turn, of, arrived, vcpu });
     }
 
     /// Adds a vCPU from another queue.
     pub fn push_moved(&mut self, time: VirtualTime, vcpu: T) {
-        let time = self.place(time, vcpu.share());
+        let (time, _) = self.place(time, vcpu.share());
         self.push(time, Turn::Fair, vcpu);
     }
 
@@ -254,11 +274,9 @@ impl<T: Member> RunQueue<T> {
         let share = vcpu.share();
         share.lift(self.floor.saturating_sub(WAKE_CREDIT));
         let whole = share.whole().time();
-        let waiting = || self.waiting.iter().map(|entry| entry.vcpu.share().whole().time());
-        let has_used_less =
-            self.running.is_some_and(|(_, times)| whole < times.whole) || waiting().any(|other| whole < other);
+        let (time, most) = self.place(time, share);
+        let has_used_less = self.running.is_some_and(|(_, times)| whole < times.whole) || whole < most;
         let turn = if turn == Turn::Fair && has_used_less { Turn::Woken } else { turn };
-        let time = self.place(time, share);
         let claim = Claim::new(vcpu.share(), time, turn);
         self.push(time, turn, vcpu);
         claim
@@ -267,15 +285,13 @@ impl<T: Member> RunQueue<T> {
     /// Removes the vCPU with the best claim. It runs here from now on.
     pub fn pop(&mut self) -> Option<(VirtualTime, T)> {
         let mut least = VirtualTime::MAX;
-        let claims = self.waiting.iter().map(|entry| {
-            let claim = entry.claim();
-            least = least.min(claim.times.whole);
-            claim
-        });
-        let (best, claim) = claims.enumerate().min_by_key(|(_, claim)| claim.key())?;
+        let (best, claim) = self.best(|common| {
+            least = least.min(common.whole);
+            true
+        })?;
         self.floor = self.floor.max(least);
         self.running = Some((claim.of, claim.times));
-        let entry = self.waiting.remove(best)?;
+        let entry = self.waiting.swap_remove_back(best)?;
         if core::mem::take(&mut self.has_yielders) {
             for other in &mut self.waiting {
                 other.turn = other.turn.min(Turn::Fair);
@@ -286,20 +302,26 @@ impl<T: Member> RunQueue<T> {
 
     /// Removes the vCPU that would wait longest, of those that may run on `cpu`: for a pCPU that has no other.
     pub fn take_last(&mut self, cpu: CpuId) -> Option<(VirtualTime, T)> {
-        let last = self.claims_for(cpu).max_by_key(|(_, claim)| claim.key());
-        self.take(last)
+        let mut last: Option<(usize, Key)> = None;
+        self.each(|at, entry, common| {
+            let key = entry.key(common);
+            if common.cpus.contains(cpu) && last.is_none_or(|(_, other)| key > other) {
+                last = Some((at, key));
+            }
+        });
+        self.take(last?.0)
     }
 
     /// Removes the vCPU with the best claim, of those that may run on `cpu`: for a pCPU whose own have worse ones.
     pub fn take_first(&mut self, cpu: CpuId) -> Option<(VirtualTime, T)> {
-        let first = self.claims_for(cpu).min_by_key(|(_, claim)| claim.key());
+        let (first, _) = self.best(|common| common.cpus.contains(cpu))?;
         self.take(first)
     }
 
     /// Updates the floor. `running` is the virtual time of the VM, or group, whose vCPU runs here, if one does.
     pub fn advance(&mut self, running: Option<VirtualTime>) {
-        let waiting = self.waiting.iter().map(|entry| entry.vcpu.share().whole().time()).min();
-        let least = running.into_iter().chain(waiting).min();
+        let mut least = running;
+        self.each(|_, _, common| least = Some(least.map_or(common.whole, |least| least.min(common.whole))));
         self.floor = self.floor.max(least.unwrap_or(0));
     }
 
@@ -312,30 +334,52 @@ impl<T: Member> RunQueue<T> {
         self.running = None;
     }
 
-    fn claims(&self) -> impl Iterator<Item = Claim> {
-        self.waiting.iter().map(Waiting::claim)
+    /// Looks at all, in no order. vCPUs of one VM often follow one another: what they have in common is read once then.
+    #[inline]
+    fn each<'a>(&'a self, mut look: impl FnMut(usize, &'a Waiting<T>, Common)) {
+        let mut last: Option<&Waiting<T>> = None;
+        let mut common = Common { whole: 0, vm: 0, cpus: CpuSet::ALL };
+        for (at, entry) in self.waiting.iter().enumerate() {
+            if last.is_none_or(|last| last.of != entry.of) {
+                let share = entry.vcpu.share();
+                common = Common { whole: share.whole().time(), vm: share.time(), cpus: share.cpus() };
+                last = Some(entry);
+            }
+            look(at, entry, common);
+        }
     }
 
-    /// The claims of the vCPUs that may run on `cpu`, with their places in the queue.
-    fn claims_for(&self, cpu: CpuId) -> impl Iterator<Item = (usize, Claim)> {
-        let may = move |entry: &Waiting<T>| entry.vcpu.share().cpus().contains(cpu);
-        self.waiting.iter().enumerate().filter(move |(_, entry)| may(entry)).map(|(at, entry)| (at, entry.claim()))
-    }
-
-    fn take(&mut self, chosen: Option<(usize, Claim)>) -> Option<(VirtualTime, T)> {
-        self.waiting.remove(chosen?.0).map(|entry| (entry.time, entry.vcpu))
-    }
-
-    /// `time` between those of the other vCPUs of its VM here.
-    fn place(&self, time: VirtualTime, share: &Share) -> VirtualTime {
-        let vm = identity(share);
-        let waiting = self.waiting.iter().filter(|entry| identity(entry.vcpu.share()) == vm);
-        let running = self.running.filter(|(of, _)| of.vm == vm);
-        let mates = waiting.map(|entry| entry.time).chain(running.map(|(_, times)| times.vcpu));
-        let ends = mates.fold(None, |ends, mate| {
-            let (first, last) = ends.unwrap_or((mate, mate));
-            Some((mate.min(first), mate.max(last)))
+    /// The best claim of those that `may` be chosen, and its place.
+    #[inline]
+    fn best(&self, mut may: impl FnMut(Common) -> bool) -> Option<(usize, Claim)> {
+        let mut best = None;
+        let mut least: Key = (Turn::AfterOthers, VirtualTime::MAX, VirtualTime::MAX, VirtualTime::MAX, u64::MAX);
+        self.each(|at, entry, common| {
+            let key = entry.key(common);
+            if may(common) && key < least {
+                (best, least) = (Some((at, entry, common)), key);
+            }
         });
-        ends.map_or(time, |(first, last)| time.clamp(first.saturating_sub(WAKE_CREDIT), last))
+        best.map(|(at, entry, common)| (at, entry.claim(common)))
+    }
+
+    fn take(&mut self, at: usize) -> Option<(VirtualTime, T)> {
+        self.waiting.swap_remove_back(at).map(|entry| (entry.time, entry.vcpu))
+    }
+
+    /// `time` between those of the other vCPUs of its VM here, and the most that a VM, or group, of others has used.
+    fn place(&self, time: VirtualTime, share: &Share) -> (VirtualTime, VirtualTime) {
+        let vm = identity(share);
+        let running = self.running.filter(|(of, _)| of.vm == vm).map(|(_, times)| times.vcpu);
+        let (mut first, mut last) = running.map_or((VirtualTime::MAX, 0), |mate| (mate, mate));
+        let mut most = 0;
+        self.each(|_, entry, common| {
+            most = most.max(common.whole);
+            if entry.of.vm == vm {
+                (first, last) = (first.min(entry.time), last.max(entry.time));
+            }
+        });
+        let placed = if first <= last { time.clamp(first.saturating_sub(WAKE_CREDIT), last) } else { time };
+        (placed, most)
     }
 }
