@@ -1,6 +1,6 @@
 //! Decides: flush page by page, or everything?
 
-use crate::requests::{Flush, Pages, WORDS};
+use crate::requests::{Flush, Pages, Requests, WORDS};
 
 /// Maximum number of pages that are flushed one by one. Above it, everything is flushed: the guest then walks its
 /// tables again for pages that it still uses, but no vCPU pays for each page.
@@ -96,10 +96,26 @@ impl Plan {
         self.whole
     }
 
+    /// Number of requests that it leaves with each target.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        if self.whole { 1 } else { self.count }
+    }
+
     /// Whether nothing is flushed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.whole && self.count == 0
+    }
+
+    /// Adds the flushes to a target's requests ([`Requests::ask`]).
+    #[inline]
+    pub fn leave_with(&self, requests: &Requests) {
+        if self.whole {
+            requests.ask(Flush::Whole);
+        } else {
+            self.runs[..self.count].iter().for_each(|&pages| requests.ask(Flush::Pages(pages)));
+        }
     }
 
     /// The flushes.

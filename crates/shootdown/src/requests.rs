@@ -80,6 +80,7 @@ impl Requests {
 
     /// Adds a request, which a later [`Requests::take`] returns. After this call, the caller must tell the vCPU by
     /// other means that there is a request.
+    #[inline]
     pub fn ask(&self, flush: Flush) {
         let wanted = match flush {
             Flush::Whole => WHOLE,
