@@ -27,13 +27,13 @@ use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 13;
+pub const VERSION: u8 = 14;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
 pub const CONSOLE_CHUNK: usize = 2048;
 /// Maximum number of vCPUs in one [`Answer::Stats`].
-pub const STATS_CHUNK: usize = 12;
+pub const STATS_CHUNK: usize = 8;
 /// Maximum number of events in one [`Answer::Events`].
 pub const EVENTS_CHUNK: usize = 200;
 /// Maximum number of places in one [`Answer::Places`].
@@ -90,6 +90,7 @@ pub enum Command {
         /// The position in the file: the end of the data sent so far.
         offset: u64,
         /// At most [`UPLOAD_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// All bytes were sent: create the VM, which does not run yet. Answered by [`Answer::Created`] or
@@ -156,6 +157,7 @@ pub enum Command {
         /// The position in the state: the end of the data sent so far.
         offset: u64,
         /// At most [`UPLOAD_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// A part of the memory of the VM that is being restored. Answered by [`Answer::Done`].
@@ -165,6 +167,7 @@ pub enum Command {
         /// GPA of the first byte.
         gpa: u64,
         /// At most [`MEMORY_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// All state and memory was sent: the VM goes on. Answered by [`Answer::Created`].
@@ -206,6 +209,7 @@ pub enum Command {
         /// The serial port.
         line: Line,
         /// The input, at most [`CONSOLE_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// Layout of one kind of the hypervisor's own blocks. Answered by [`Answer::Layout`].
@@ -235,6 +239,7 @@ pub enum Command {
         /// GPA of the first byte.
         gpa: u64,
         /// The data, at most [`CONSOLE_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// Start a log of the pages that a VM writes. At first all pages count as written. Answered by [`Answer::Done`].
@@ -292,6 +297,53 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello => "hello",
+            Self::Speculation => "speculation",
+            Self::List { .. } => "list",
+            Self::Resources => "resources",
+            Self::CreateBegin { .. } => "create-begin",
+            Self::CreateData { .. } => "create-data",
+            Self::CreateFinish { .. } => "create-finish",
+            Self::CreateAbort { .. } => "create-abort",
+            Self::Save { .. } => "save",
+            Self::SaveState { .. } => "save-state",
+            Self::SaveUsed { .. } => "save-used",
+            Self::SaveMemory { .. } => "save-memory",
+            Self::SaveEnd { .. } => "save-end",
+            Self::RestoreBegin { .. } => "restore-begin",
+            Self::RestoreState { .. } => "restore-state",
+            Self::RestoreMemory { .. } => "restore-memory",
+            Self::RestoreFinish { .. } => "restore-finish",
+            Self::RestoreAbort { .. } => "restore-abort",
+            Self::Start { .. } => "start",
+            Self::Destroy { .. } => "destroy",
+            Self::Stop { .. } => "stop",
+            Self::Stats { .. } => "stats",
+            Self::Input { .. } => "input",
+            Self::Layout { .. } => "layout",
+            Self::Places { .. } => "places",
+            Self::Pause { .. } => "pause",
+            Self::Resume { .. } => "resume",
+            Self::Write { .. } => "write",
+            Self::DirtyStart { .. } => "dirty-start",
+            Self::DirtyRound { .. } => "dirty-round",
+            Self::DirtyInfo { .. } => "dirty-info",
+            Self::DirtyCompare { .. } => "dirty-compare",
+            Self::DirtyStop { .. } => "dirty-stop",
+            Self::TraceStart => "trace-start",
+            Self::TraceRead { .. } => "trace-read",
+            Self::TraceStop => "trace-stop",
+            Self::PowerOff => "power-off",
+            Self::Exhaust { .. } => "exhaust",
+        }
+    }
+}
+
 /// A file that a VM is created from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Part {
@@ -331,6 +383,7 @@ pub enum Message {
         /// When the guest wrote the first of these bytes, in nanoseconds since the host's start.
         at_ns: u64,
         /// The output, at most [`CONSOLE_CHUNK`] bytes.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     /// A VM started or ended.
@@ -444,9 +497,9 @@ pub enum Answer {
         why: String,
     },
     /// To [`Command::SaveState`] and [`Command::SaveMemory`].
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// To [`Command::SaveUsed`]: bit n of byte m is for page 8 m + n. Pages where the VM has no memory are zero.
-    Used(Vec<u8>),
+    Used(#[serde(with = "serde_bytes")] Vec<u8>),
     /// To [`Command::Stats`].
     Stats {
         /// Number of the VM.
@@ -660,12 +713,30 @@ impl fmt::Display for FrameError {
 /// # Errors
 /// The message cannot be encoded, or exceeds [`FRAME_LIMIT`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
+    encode_in_steps(message, || {})
+}
+
+/// Bytes of a long message that are handled in one step.
+const STEP: usize = 512;
+
+/// The same in short steps. `in_between` is called between two of them.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_in_steps<T: Serialize>(message: &T, mut in_between: impl FnMut()) -> Result<Vec<u8>, FrameError> {
     let mut plain = Vec::with_capacity(64);
     plain.push(VERSION);
     let mut plain = postcard::to_extend(message, plain).map_err(|_| FrameError::Undecodable)?;
-    plain.extend_from_slice(&CRC.checksum(&plain).to_le_bytes());
+    plain.extend_from_slice(&checksum(&plain, &mut in_between).to_le_bytes());
 
-    let mut frame = cobs::encode_vec(&plain);
+    let mut frame = alloc::vec![0; cobs::max_encoding_length(plain.len())];
+    let mut encoder = cobs::CobsEncoder::new(&mut frame);
+    for part in plain.chunks(STEP) {
+        in_between();
+        encoder.push(part).map_err(|_| FrameError::TooLong)?;
+    }
+    let length = encoder.finalize();
+    frame.truncate(length);
     frame.push(0);
     if frame.len() > FRAME_LIMIT {
         return Err(FrameError::TooLong);
@@ -673,16 +744,42 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     Ok(frame)
 }
 
+fn checksum(bytes: &[u8], in_between: &mut impl FnMut()) -> u32 {
+    let mut digest = CRC.digest();
+    for part in bytes.chunks(STEP) {
+        in_between();
+        digest.update(part);
+    }
+    digest.finalize()
+}
+
 /// Decodes one frame, without its terminator.
 ///
 /// # Errors
 /// A [`FrameError`] with the reason.
 pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, FrameError> {
-    let plain = cobs::decode_vec(frame).map_err(|_| FrameError::Malformed)?;
+    decode_in_steps(frame, || {})
+}
+
+/// The same in short steps. `in_between` is called between two of them.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_in_steps<T: DeserializeOwned>(frame: &[u8], mut in_between: impl FnMut()) -> Result<T, FrameError> {
+    let mut plain = alloc::vec![0; frame.len()];
+    let mut decoder = cobs::CobsDecoder::new(&mut plain);
+    for part in frame.chunks(STEP) {
+        in_between();
+        if decoder.push(part).map_err(|_| FrameError::Malformed)?.is_some() {
+            return Err(FrameError::Malformed);
+        }
+    }
+    let length = decoder.feed(0).ok().flatten().ok_or(FrameError::Malformed)?;
+    plain.truncate(length);
     let Some((body, crc)) = plain.len().checked_sub(CRC_BYTES).map(|at| plain.split_at(at)) else {
         return Err(FrameError::Malformed);
     };
-    if CRC.checksum(body).to_le_bytes() != crc {
+    if checksum(body, &mut in_between).to_le_bytes() != crc {
         return Err(FrameError::Damaged);
     }
     match body.split_first() {
@@ -709,6 +806,15 @@ impl Receiver {
     ///
     /// A sender resynchronizes with an empty frame (a zero byte after a zero byte), which returns nothing.
     pub fn push<T: DeserializeOwned>(&mut self, byte: u8) -> Option<Result<T, FrameError>> {
+        self.push_in_steps(byte, || {})
+    }
+
+    /// The same, with a message that is decoded in short steps. `in_between` is called between two of them.
+    pub fn push_in_steps<T: DeserializeOwned>(
+        &mut self,
+        byte: u8,
+        in_between: impl FnMut(),
+    ) -> Option<Result<T, FrameError>> {
         if byte != 0 {
             if self.skipping {
                 return None;
@@ -728,7 +834,7 @@ impl Receiver {
         if self.partial.is_empty() {
             return None;
         }
-        let message = decode(&self.partial);
+        let message = decode_in_steps(&self.partial, in_between);
         self.partial.clear();
         Some(message)
     }
