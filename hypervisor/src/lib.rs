@@ -66,6 +66,9 @@ fn start(boot: &boot::Boot, modules: boot::modules::Modules) -> ! {
         ::log::error!("cannot start: {why}");
         Machine::exit(abi::exit_code::REFUSED)
     }
+    if boot.has("bounds") {
+        trace::longest::arm();
+    }
     run_cpu()
 }
 

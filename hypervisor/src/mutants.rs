@@ -48,6 +48,8 @@ define! {
     TimerLost,
     /// Of an interrupt to many, those beyond the second step never get it.
     RestNotSent,
+    /// A vCPU that is told of a pause or of the end does not tell those behind it.
+    RestNotTold,
     /// A timer expires and its vCPU is not notified.
     TimerNotPosted,
     /// A vCPU that runs again still counts as dormant.

@@ -46,6 +46,8 @@ bitflags! {
         const MESSAGE = 1 << 8;
         /// The vCPU's own: it has sent an interrupt to some of many, and to the others it has not.
         const SEND = 1 << 9;
+        /// Besides [`PAUSE`](Self::PAUSE): all vCPUs are to check, and this one tells others.
+        const TELL = 1 << 10;
     }
 }
 

@@ -288,7 +288,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy
             let guest = guest(format, source, policy);
             guest.split_all();
             let mut words = vec![0; usize::try_from(PAGES / 64).expect("small")];
-            let mut rounds = Rounds::new(&guest.log, vec![0; words.len()]).expect("enough bits");
+            let mut rounds = Rounds::new(&guest.log, vec![0; words.len()], || {}).expect("enough bits");
             let mut spare = Spare::new();
             let mut round = |words: &mut [u64]| {
                 let started = Instant::now();
@@ -327,7 +327,7 @@ fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy:
             guest.split_all();
         }
         let mut words = vec![0; usize::try_from(PAGES / 64).expect("small")];
-        let mut rounds = Rounds::new(&guest.log, vec![0; words.len()]).expect("enough bits");
+        let mut rounds = Rounds::new(&guest.log, vec![0; words.len()], || {}).expect("enough bits");
         let mut samples = Vec::new();
         for _ in 0..SAMPLES * 20 {
             let started = Instant::now();

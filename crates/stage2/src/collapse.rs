@@ -123,6 +123,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     fn cut_off(self, gpa: Gpa, level: u32) -> Option<Cut> {
         let slot = self.descend_to(gpa, level);
         let PageTableEntry::Table(table) = slot.entry else { return None };
+        self.tlb.worked(entries::<F>());
         let alike = (0..entries::<F>()).all(|index| {
             let bits = self.pages.load(Cell::new(table, index));
             self.tree.continues(self.pages.load(Cell::new(table, 0)), bits, index, level - 1)
@@ -130,6 +131,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         if !alike || slot.level != level || !slot.exchange(self.pages, self.format().broken(slot.bits)) {
             return None;
         }
+        self.tlb.worked(entries::<F>());
         Some(Cut { table, leaf: self.freeze(table, level - 1), slot })
     }
 

@@ -38,6 +38,9 @@ pub enum Policy {
     Adaptive,
 }
 
+/// Words of marks between two calls of [`Tlb::worked`].
+const WORDS_AT_ONCE: usize = 256;
+
 /// Which pages count as dirty when a log starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
@@ -100,7 +103,10 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         Ok(match from {
             Start::Clean => walk.clean_all(self.slot, self.source),
             Start::AllDirty => {
-                self.mark(self.slot);
+                for first in (0..self.marks.as_ref().len()).step_by(WORDS_AT_ONCE) {
+                    self.mark(self.chunk(first, WORDS_AT_ONCE));
+                    walk.tlb.worked(WORDS_AT_ONCE);
+                }
                 Stale::EMPTY
             }
         })
@@ -183,8 +189,12 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         first_word: usize,
         wanted: &'w [u64],
     ) -> Cleared<'w> {
-        for (marks, wanted) in self.marks.as_ref().iter().skip(first_word).zip(wanted) {
-            let _ = marks.take_before_fence(*wanted);
+        let marks = self.marks.as_ref().get(first_word..).unwrap_or_default();
+        for (marks, wanted) in marks.chunks(WORDS_AT_ONCE).zip(wanted.chunks(WORDS_AT_ONCE)) {
+            for (marks, wanted) in marks.iter().zip(wanted) {
+                let _ = marks.take_before_fence(*wanted);
+            }
+            walk.tlb.worked(WORDS_AT_ONCE);
         }
         fence(Ordering::SeqCst);
         let wanted_in = |word: usize| word.checked_sub(first_word).and_then(|at| wanted.get(at)).copied().unwrap_or(0);
@@ -233,9 +243,13 @@ pub struct Rounds<S> {
 
 impl<S: AsMut<[u64]>> Rounds<S> {
     /// Nothing was sent. `None` if there are fewer bits than `log` has pages.
-    pub fn new<W: AsRef<[MarkWord]>>(log: &DirtyLog<W>, mut sent: S) -> Option<Self> {
+    /// `in_between` is called now and then.
+    pub fn new<W: AsRef<[MarkWord]>>(log: &DirtyLog<W>, mut sent: S, mut in_between: impl FnMut()) -> Option<Self> {
         let words = sent.as_mut();
-        words.fill(0);
+        for part in words.chunks_mut(WORDS_AT_ONCE) {
+            part.fill(0);
+            in_between();
+        }
         let is_enough = words.len() as u64 >= (log.slot.bytes() / PAGE_BYTES).div_ceil(64);
         is_enough.then_some(Self { sent })
     }
@@ -249,21 +263,34 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         wanted: &'w [u64],
     ) -> Cleared<'w> {
         // In this order: a page is in its new place before it leaves the old one.
-        let sent = self.sent.as_mut().iter_mut().zip(0..).skip(first_word);
-        sent.zip(wanted).for_each(|((sent, word), wanted)| *sent |= wanted & log.existing(word));
+        let sent = self.sent.as_mut().get_mut(first_word..).unwrap_or_default();
+        let firsts = (first_word..).step_by(WORDS_AT_ONCE);
+        for ((sent, wanted), first) in sent.chunks_mut(WORDS_AT_ONCE).zip(wanted.chunks(WORDS_AT_ONCE)).zip(firsts) {
+            let words = sent.iter_mut().zip(wanted).zip(first..);
+            words.for_each(|((sent, wanted), word)| *sent |= wanted & log.existing(word));
+            walk.tlb.worked(WORDS_AT_ONCE);
+        }
         log.clear(walk, first_word, wanted)
     }
 
-    /// The receiver has everything that was sent.
-    pub fn acknowledge(&mut self) {
-        self.sent.as_mut().fill(0);
+    /// The receiver has everything that was sent. `in_between` is called now and then.
+    pub fn acknowledge(&mut self, mut in_between: impl FnMut()) {
+        for part in self.sent.as_mut().chunks_mut(WORDS_AT_ONCE) {
+            part.fill(0);
+            in_between();
+        }
     }
 
-    /// The receiver may have lost everything that was sent: these pages are dirty again.
-    pub fn cancel<W: AsRef<[MarkWord]>>(&mut self, log: &DirtyLog<W>) {
-        for (sent, marks) in self.sent.as_mut().iter_mut().zip(log.marks.as_ref()) {
-            marks.set(*sent);
-            *sent = 0;
+    /// The receiver may have lost everything that was sent: these pages are dirty again. `in_between` is called now and
+    /// then.
+    pub fn cancel<W: AsRef<[MarkWord]>>(&mut self, log: &DirtyLog<W>, mut in_between: impl FnMut()) {
+        let marks = log.marks.as_ref().chunks(WORDS_AT_ONCE);
+        for (sent, marks) in self.sent.as_mut().chunks_mut(WORDS_AT_ONCE).zip(marks) {
+            for (sent, marks) in sent.iter_mut().zip(marks) {
+                marks.set(*sent);
+                *sent = 0;
+            }
+            in_between();
         }
     }
 }
@@ -316,12 +343,19 @@ pub struct Copyable<'w> {
 impl Copyable<'_> {
     /// Numbers of the pages, from the start of the slot. Wanted pages beyond its end are left out.
     pub fn pages(&self) -> impl Iterator<Item = u64> {
+        self.words().flatten()
+    }
+
+    /// The same, in groups of up to 64, some of which may be empty: one for each word.
+    pub fn words(&self) -> impl Iterator<Item = impl Iterator<Item = u64>> {
         let first = (self.first_word as u64).saturating_mul(64);
-        let words = self.wanted.iter().zip((0_u64..).step_by(64));
+        let count = self.count;
         let set = move |(bits, ahead): (&u64, u64)| {
             let bits = *bits;
-            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first.saturating_add(ahead + bit))
+            let all = 0..if bits == 0 { 0 } else { 64 };
+            let set = all.filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first.saturating_add(ahead + bit));
+            set.filter(move |page| *page < count)
         };
-        words.flat_map(set).filter(|page| *page < self.count)
+        self.wanted.iter().zip((0_u64..).step_by(64)).map(set)
     }
 }

@@ -102,4 +102,10 @@ pub trait Tlb {
 
     /// Pauses: another processor is about to finish a change of the same entry.
     fn relax(&self);
+
+    /// Long work has read this many `entries` since the last call, and goes on. A caller that takes no interrupts
+    /// meanwhile may let some in here.
+    fn worked(&self, entries: usize) {
+        let _ = entries;
+    }
 }

@@ -8,6 +8,9 @@ use crate::tree::{entries, range_between, span};
 use crate::{Cell, Format, PageTableEntry, Pages, Tlb, Walk};
 use addr::{Gpa, GpaRange, Hpa};
 
+/// Entries of one table between two calls of [`Tlb::worked`].
+const AT_ONCE: usize = 64;
+
 /// Code that visits the leaves of a range.
 pub(crate) trait Visitor {
     /// Whether to visit the pages of the table in this slot, from `part` of it.
@@ -63,6 +66,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                 PageTableEntry::Leaf { .. } if !visitor.leaf(&slot) => continue,
                 PageTableEntry::Leaf { .. } | PageTableEntry::Empty | PageTableEntry::Busy => {}
             }
+            // A large leaf has many pages to tell of.
+            self.tlb.worked(8);
             gpa = slot.page().end();
             beside = self.beside(&slot);
         }
@@ -91,6 +96,9 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                 if visitor.leaf(&Slot { cell, bits, entry, level: 0, start, bytes, above: Some(above.cell) }) {
                     break;
                 }
+            }
+            if index % AT_ONCE == AT_ONCE - 1 {
+                self.tlb.worked(AT_ONCE);
             }
         }
         Ok(())

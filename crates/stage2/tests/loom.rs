@@ -276,7 +276,7 @@ fn opener_and_cleaner(ordered: bool) {
         };
         let (pool, tree, log, shape) = &*shared;
         let walk = tree.walk(pool, pool, shape);
-        let mut rounds = Rounds::new(log, [0]).expect("enough bits");
+        let mut rounds = Rounds::new(log, [0], || {}).expect("enough bits");
         let cleared = rounds.clear(log, walk, 0, &[0b11]);
         let alone = Epochs::new([Walker::new()]);
         let _ = cleared.flush(pool, alone.enter(0).expect("is away"), &alone);

@@ -55,34 +55,26 @@ const NO_VGA: u16 = 1 << 2;
 // The largest MADT has an entry of 16 bytes per vCPU; 4 KiB are enough for everything else.
 const _: () = assert!(RSDP.0 + 4096 + 16 * MAX_VCPUS as u64 <= RESET_STUB.0);
 
-/// Writes the tables for a guest with `vcpus` vCPUs, at most [`MAX_VCPUS`].
+/// Writes the tables for a guest with `vcpus` vCPUs, at most [`MAX_VCPUS`]. The RSDP is last: it needs the address of
+/// the XSDT, which needs all others.
 pub(crate) fn write(vcpus: u32, role: Role, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
-    tables(vcpus, role).into_iter().try_for_each(|(gpa, table)| memory.write(gpa, &table))
-}
-
-/// The tables with their addresses. The RSDP is last: it needs the address of the XSDT, which needs all others.
-pub(crate) fn tables(vcpus: u32, role: Role) -> Vec<(Gpa, Vec<u8>)> {
-    let mut tables = Vec::new();
     let mut next = Gpa(RSDP.0 + Rsdp::len() as u64);
-    let mut place = |table: Vec<u8>| {
+    let mut place = |table: Vec<u8>, memory: &mut _| {
         let gpa = Gpa(next.0.next_multiple_of(16));
         next = Gpa(gpa.0 + table.len() as u64);
-        tables.push((gpa, table));
-        gpa
+        GuestMemory::write(memory, gpa, &table).map(|()| gpa)
     };
 
-    let dsdt = place(dsdt(role));
-    let fadt = place(bytes(&fadt(dsdt)));
-    let madt = place(madt(vcpus));
-    let mcfg = place(bytes(&mcfg()));
+    let dsdt = place(dsdt(role, memory), memory)?;
+    let fadt = place(bytes(&fadt(dsdt)), memory)?;
+    let madt = place(madt(vcpus), memory)?;
+    let mcfg = place(bytes(&mcfg()), memory)?;
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     xsdt.add_entry(fadt.0);
     xsdt.add_entry(madt.0);
     xsdt.add_entry(mcfg.0);
-    let xsdt = place(bytes(&xsdt));
-
-    tables.push((RSDP, bytes(&Rsdp::new(OEM, xsdt.0))));
-    tables
+    let xsdt = place(bytes(&xsdt), memory)?;
+    memory.write(RSDP, &bytes(&Rsdp::new(OEM, xsdt.0)))
 }
 
 /// Fixed ACPI description table (ACPI 6.5, 5.2.9).
@@ -111,7 +103,7 @@ fn io_register(port: u16) -> GAS {
 
 /// Multiple APIC description table (ACPI 6.5, 5.2.12): APIC id and processor uid are the vCPU's index.
 fn madt(vcpus: u32) -> Vec<u8> {
-    let mut body = Vec::new();
+    let mut body = Vec::with_capacity(64 + 16 * vcpus as usize);
     body.dword(low(LOCAL_APIC));
     body.dword(0); // flags: no 8259s
 
@@ -127,34 +119,38 @@ fn madt(vcpus: u32) -> Vec<u8> {
 
     let mut madt = Sdt::new(*b"APIC", HEADER_BYTES, 5, OEM, OEM_TABLE, OEM_REVISION);
     madt.append_slice(&body);
-    bytes(&madt)
+    Vec::from(madt.as_slice())
 }
 
 /// Processor local x2APIC structure (ACPI 6.5, 5.2.12.12).
 fn local_x2apic(id: u32, body: &mut Vec<u8>) {
-    body.byte(9); // type
-    body.byte(16); // length
-    body.word(0);
-    body.dword(id);
-    body.dword(1); // enabled
-    body.dword(id); // processor uid
+    let id = u128::from(id);
+    let fields: u128 = 9 | 16 << 8 // type, length
+        | id << 32
+        | 1 << 64 // enabled
+        | id << 96; // processor uid
+    body.extend_from_slice(&fields.to_le_bytes());
 }
 
 /// Differentiated system description table: devices that a kernel cannot probe for.
-fn dsdt(role: Role) -> Vec<u8> {
+fn dsdt(role: Role, memory: &mut impl GuestMemory) -> Vec<u8> {
     let off = Name::new("\\_S5_".into(), &Package::new([&SLEEP_TYPE_OFF as &dyn Aml, &SLEEP_TYPE_OFF].into()));
     let devices: Vec<Vec<u8>> = SERIAL_PORTS
         .iter()
         .zip(["COM1", "COM2"])
         .zip(1..)
         .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
-        .chain([real_time_clock(), pci_host_bridge(), reserved_memory()])
+        .chain(
+            [real_time_clock as fn() -> Vec<u8>, pci_host_bridge, reserved_memory].into_iter().map(|device| device()),
+        )
         .chain((role == Role::Parent).then(vmbus))
         .chain((role == Role::Parent).then(|| tool_port(TOOL_PORT, TOOL_PORT_PIN)))
+        .inspect(|_| memory.worked())
         .collect();
 
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
     dsdt.append_slice(&bytes(&off));
+    memory.worked();
     dsdt.append_slice(&Scope::raw("\\_SB_".into(), devices.concat()));
     bytes(&dsdt)
 }

@@ -85,6 +85,9 @@ pub trait GuestMemory {
     /// # Errors
     /// Part of the run is not RAM of the guest. What was written before it stays.
     fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory>;
+
+    /// Called now and then. A caller that takes no interrupts meanwhile may let some in here.
+    fn worked(&mut self) {}
 }
 
 /// What to boot.
@@ -232,12 +235,12 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
 pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntry, Error> {
     let placement = Placement::of(boot)?;
 
+    memory.write(boot.place(layout::CMDLINE), boot.cmdline.as_bytes())?;
     if boot.machine.is_none() {
         acpi::write(boot.vcpus, boot.role, memory)?;
         reset_stub::write(memory)?;
     }
 
-    memory.write(boot.place(layout::CMDLINE), boot.cmdline.as_bytes())?;
     if let Some((range, initrd)) = placement.initrd {
         memory.write(range.start, initrd)?;
     }

@@ -108,6 +108,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn defer_interrupts();
     /// Takes the pending interrupts, then defers further ones again.
     fn take_interrupts();
+    /// The same wherever a pCPU is between two entries, whether interrupts are deferred or not.
+    fn take_interrupts_anywhere();
     /// Ends what [`Arch::defer_interrupts`] began.
     fn stop_deferring_interrupts();
     /// Masks interrupts for good, to report a panic.
@@ -177,6 +179,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn expire_timers(run: &mut Running<'_>, now: u64);
     /// Sends an interrupt to the vCPU `id`, if it exists: which one is in `what`.
     fn post_interrupt(vm: &Vm, id: u32, what: u64);
+    /// One more step of what a change of the VM's devices tells its vCPUs. Returns whether there may be more.
+    fn tell_more(vm: &Vm) -> bool;
     /// The owner takes over the events that `work` announces.
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
     /// Whether guests run by the second of the architecture's two back ends. It does not change.
@@ -368,6 +372,7 @@ macro_rules! implement {
                 fn arm_timer(deadline: u64) -> () = interrupts::arm_timer;
                 fn defer_interrupts() -> () = irq_mask::defer;
                 fn take_interrupts() -> () = irq_mask::take;
+                fn take_interrupts_anywhere() -> () = irq_mask::take_anywhere;
                 fn stop_deferring_interrupts() -> () = irq_mask::stop_deferring;
                 fn mask_interrupts() -> () = irq::mask;
                 fn stop_others() -> () = interrupts::stop_others;
@@ -416,6 +421,7 @@ macro_rules! implement {
                 fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::prepare;
                 fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = delivery::expire_timers;
                 fn post_interrupt(vm: &$crate::vm::Vm, id: u32, what: u64) -> () = delivery::post_interrupt;
+                fn tell_more(vm: &$crate::vm::Vm) -> bool = delivery::tell_more;
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
                 fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;

@@ -29,6 +29,8 @@ use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
 use crate::mutants::{self, Mutant};
 use crate::sync::point;
+use crate::trace::longest::breathe;
+use crate::vm::memory::ZEROED_AT_ONCE;
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
 const ROOT_TABLES: u64 = 32;
@@ -81,7 +83,10 @@ impl TablePool {
         let tables = ROOT_TABLES + below_root + TABLES_AT_HAND + TABLES_OF_A_VCPU * u64::from(vcpus) + more;
         let bytes = (tables * PAGE_BYTES).next_power_of_two();
         let run = Frames::allocate(bytes, bytes)?;
-        run.zero();
+        for at in (0..bytes.div_ceil(ZEROED_AT_ONCE)).map(|part| part * ZEROED_AT_ONCE) {
+            run.zero_part(at, ZEROED_AT_ONCE);
+            breathe();
+        }
         let fresh = run.hpa();
         let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, given_count: 0, fresh }));
         Ok(Self { base: direct_map(fresh), mask: bytes - size_of::<AtomicU64>() as u64, run: Some(run), free })

@@ -43,6 +43,7 @@ const KNOWN: &[OptionSpec] = &[
         ]),
     },
     OptionSpec { name: "check", takes: Takes::Nothing },
+    OptionSpec { name: "bounds", takes: Takes::Nothing },
     // GRUB's `linux` puts the file's name there.
     OptionSpec { name: "BOOT_IMAGE", takes: Takes::Anything },
     // And QEMU's firmware the initrd's.

@@ -19,6 +19,7 @@ use super::port::{Asker, Peer};
 use super::{Control, host_info};
 use crate::arch::{Arch, Machine};
 use crate::mutants::{self, Mutant};
+use crate::trace::longest::{self, breathe};
 use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::table::table;
 use crate::vm::{Vm, tags};
@@ -58,6 +59,7 @@ impl Control {
 
     /// Executes a request, and answers it unless it takes longer.
     pub(super) fn carry_out(&mut self, peer: Peer, Request { id, command }: Request) {
+        longest::breathe_before(command.name());
         let asker = Asker { peer, id };
         if let Some(result) = self.obey(asker, command).transpose() {
             self.reply(asker, result);
@@ -349,6 +351,7 @@ impl Attended {
                 }
                 None => {}
             }
+            breathe();
             if Machine::now() > until {
                 break;
             }

@@ -13,6 +13,7 @@ use super::port::Port;
 use crate::arch::{Arch, Machine};
 use crate::output::Turns;
 use crate::terminal::{Key, Terminal};
+use crate::trace::longest::breathe;
 use crate::vm::table::table;
 use crate::vm::{LINES, Vm};
 
@@ -202,6 +203,7 @@ impl Consoles {
         if most == 0 {
             return 0;
         }
+        breathe();
         let tell = |asserted| Machine::serial_interrupt(vm, line, asserted);
         let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
         let count = bytes.len();

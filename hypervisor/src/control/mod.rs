@@ -29,9 +29,11 @@ use log::{error, info};
 use crate::arch::{Arch, Machine};
 use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, per_host};
+use crate::trace::longest::{self, breathe};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
 use crate::vm::table::{self, table};
+use crate::vm::{self};
 use crate::{cpu, frames, trace};
 use commands::Attended;
 use consoles::Consoles;
@@ -148,14 +150,22 @@ pub(crate) fn poll() -> bool {
     let Some(mut guard) = CONTROL.try_lock() else { return false };
     let Some(control) = &mut *guard else { return false };
 
+    longest::breathe_before("requests");
     let mut has_more = control.listen();
     has_more |= control.listen_to_visitor();
+    longest::breathe_before("keyboard");
     has_more |= control.typed();
+    longest::breathe_before("commands that take longer");
     has_more |= control.work();
+    longest::breathe_before("output of guests");
     has_more |= control.consoles.show(&mut control.port);
+    longest::breathe_before("orphans");
     end_orphans();
+    longest::breathe_before("statistics for a parent");
     renew_statistics();
+    longest::breathe_before("VMs that have ended");
     control.bury();
+    longest::breathe_before("answers");
     control.port.transmit();
     has_more |= control.answer_visitor();
 
@@ -194,6 +204,7 @@ impl Control {
     }
 
     fn say(&mut self, to: Peer, message: &Message) {
+        breathe();
         match (to, &mut self.visitor) {
             (Peer::Host, _) => self.port.say(message),
             (Peer::Parent(..), Some(visitor)) if visitor.peer() == to => visitor.say(message),
@@ -216,13 +227,18 @@ impl Control {
         for attended in &mut self.attended {
             has_more |= attended.work(until, &mut replies);
         }
+        breathe();
         for (asker, answer) in replies {
             self.reply(asker, Ok(answer));
         }
         self.attended.retain(|attended| !attended.is_done());
+        longest::breathe_before("creation of a VM");
         has_more |= self.create(until);
+        longest::breathe_before("save of a VM");
         self.save();
+        longest::breathe_before("restore of a VM");
         has_more |= self.restore(until);
+        longest::breathe_before("commands that take longer");
         self.let_go();
         has_more |= trace::goes_on();
         has_more
@@ -236,11 +252,16 @@ impl Control {
             let (number, has_machine) = (vm.number, vm.config.devices == Devices::All);
             // Send the guest's last output before the report of its end.
             self.consoles.last_output(&vm, &mut self.port);
+            let counters = vm.last_counters();
             drop(vm);
             let attended = self.attended.iter().position(|attended| attended.number() == number);
             let attended = attended.map(|at| self.attended.swap_remove(at));
             let (awaiting, destroyers) = attended.map(Attended::end).unwrap_or_default();
-            let ending = table().bury(number);
+            let buried = table().bury(number, counters);
+            let ending = buried.map(|(ending, vm)| {
+                vm::take_apart(vm);
+                ending
+            });
             for asker in awaiting.into_iter().flatten().filter(|_| !mutants::is(Mutant::AwaitingForgotten)) {
                 self.reply(asker, Err(Refusal::NotRunning));
             }
@@ -287,6 +308,7 @@ impl Control {
         let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
         self.consoles.send_while(|| Machine::now() < until);
         info!("{why}");
+        longest::report();
         self.port.say(&Message::Bye);
         let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
         loop {

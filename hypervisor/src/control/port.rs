@@ -7,10 +7,11 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use abi::control::{Answer, FrameError, Message, Receiver, Refusal, Request, encode};
+use abi::control::{Answer, FrameError, Message, Receiver, Refusal, Request, encode_in_steps};
 use log::error;
 
 use crate::arch::{Arch, ControlPort as _, Machine};
+use crate::trace::longest::breathe;
 use crate::vm::Vm;
 use crate::vm::tool_port::Session;
 
@@ -66,10 +67,11 @@ impl Link {
     ) -> Option<Result<Request, FrameError>> {
         loop {
             for at in self.unread.by_ref() {
-                if let Some(request) = self.receiver.push(self.incoming[at]) {
+                if let Some(request) = self.receiver.push_in_steps(self.incoming[at], breathe) {
                     return Some(request);
                 }
             }
+            breathe();
             let most = INCOMING_CHUNK.min(*budget);
             let count = if most == 0 { 0 } else { receive(&mut self.incoming[..most]).min(most) };
             if count == 0 {
@@ -86,7 +88,7 @@ impl Link {
     }
 
     fn say(&mut self, message: &Message) {
-        match encode(message) {
+        match encode_in_steps(message, breathe) {
             Ok(frame) => self.outgoing.extend(frame),
             Err(error) => error!("a message for the control port was lost: {error}"),
         }

@@ -23,6 +23,7 @@ use super::port::{Asker, Peer};
 use crate::arch::{Arch, Machine};
 use crate::frames::Filled;
 use crate::mutants::{self, Mutant};
+use crate::trace::longest::breathe;
 use crate::vm::{Vm, saved, table};
 
 /// Seconds without a command after which the VM goes on. A tool's slowest step is to wait for its disk.
@@ -123,6 +124,9 @@ impl Control {
         let mut used = alloc::vec![0_u8; PAGES / 8];
         let mut page = [0; PAGE];
         for number in 0..PAGES {
+            if number % 8 == 0 {
+                breathe();
+            }
             let at = Gpa(gpa + number as u64 * PAGE_BYTES);
             if vm.memory.read(at, &mut page) && !is_zero(&page) {
                 used[number / 8] |= 1 << (number % 8);

@@ -14,6 +14,7 @@ use super::Control;
 use super::port::{Asker, Peer};
 use crate::arch::{Arch, Machine};
 use crate::frames::{self, Filled, Frames};
+use crate::trace::longest::breathe;
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
 use crate::vm::table::{self, table};
@@ -135,7 +136,7 @@ impl Control {
         let made = loop {
             match creation.step(spec) {
                 Ok(None) if Machine::now() > until => return true,
-                Ok(None) => {}
+                Ok(None) => breathe(),
                 Ok(Some(vm)) => break Ok(vm),
                 Err(why) => break Err(why),
             }

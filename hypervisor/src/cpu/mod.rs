@@ -5,6 +5,7 @@
 
 pub(crate) mod room;
 pub(crate) mod scheduler;
+pub(crate) mod step;
 pub(crate) mod timers;
 
 use alloc::vec::Vec;
@@ -18,6 +19,7 @@ use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::io::iommu;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
+use crate::trace::longest;
 use crate::vm::dirty::comeback;
 use crate::vm::visits::FoundLately;
 
@@ -167,17 +169,29 @@ pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
 }
 
 /// Has the pCPU that keeps house do so soon.
-#[allow(dead_code, reason = "not every architecture has parents")]
 pub(crate) fn call_housekeeper() {
     Machine::kick(BOOT);
 }
 
 fn poll() -> bool {
-    let has_more = control::poll() | comeback::work();
+    let calls_before = calls();
+    let mut has_more = control::poll();
+    longest::breathe_before("large pages that come back");
+    has_more |= comeback::work();
+    longest::breathe_before("events of IOMMUs");
     iommu::report();
+    longest::breathe_before("switch");
+    // Interrupts that were taken meanwhile may be calls for more.
+    has_more |= calls() != calls_before;
     BUSY.store(has_more, Ordering::Relaxed);
     NEXT_POLL.store(Machine::now() + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);
     has_more
+}
+
+/// Interrupts that this pCPU has taken and that may be for the control port.
+fn calls() -> u64 {
+    let taken = &this().taken;
+    taken.kick.get().wrapping_add(taken.device.get())
 }
 
 /// Minimum time between two turns of the control port while vCPUs run.

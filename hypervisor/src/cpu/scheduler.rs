@@ -16,10 +16,12 @@ use sched::{Claim, CpuId, CpuSet, IdleSet, MAX_LAG, Member, Pending, RunQueue, S
 use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
+use super::step::Step;
 use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, room, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, per_host, point};
+use crate::trace::longest;
 use crate::vcpu::Tally;
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
@@ -296,7 +298,7 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
         loop {
             if !finish_housekeeping(cpu) {
                 Machine::arm_timer(next_tick(cpu));
-                Machine::wait();
+                longest::wait();
             }
         }
     }
@@ -307,6 +309,8 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
 
 /// One pass of the loop: runs a vCPU, or sleeps.
 pub(crate) fn turn(cpu: &'static PerCpu) {
+    // One vCPU after the other may run without an entry: a VM of many ends.
+    longest::breathe_before("switch");
     housekeeping(cpu);
     match pick(cpu) {
         Some((time, vcpu)) => run_one(cpu, time, vcpu),
@@ -406,7 +410,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
                 trace::tell();
                 drop(vcpu);
                 // The pCPU that keeps house takes the VM apart.
-                Machine::kick(super::BOOT);
+                super::call_housekeeper();
             }
         }
     }
@@ -608,7 +612,13 @@ pub(super) fn release(cpu: &PerCpu, now: u64) {
 fn release_parked(cpu: &PerCpu, now: u64) {
     let mut first = u64::MAX;
     let count = cpu.scheduler.parked.lock().len();
-    for _ in 0..count {
+    let step = Step::begin();
+    for number in 0..count {
+        if number != 0 && step.is_over() {
+            // The next housekeeping goes on.
+            first = now;
+            break;
+        }
         let Some((release_at, time, vcpu)) = cpu.scheduler.parked.lock().pop_front() else { break };
         if has_used_up_cap(&vcpu) {
             let later = release_at.max(vcpu.share().next_period(to_virtual(now)));
@@ -636,7 +646,7 @@ fn idle(cpu: &PerCpu) {
     let has_work = runners().any(|other| other.scheduler.has_for(cpu.id));
     if !has_work || mutants::is(Mutant::IdleWithoutLook) {
         Machine::arm_timer(cpu.timers.next().min(cpu.scheduler.release_at.get()).min(next_tick(cpu)));
-        Machine::wait();
+        longest::wait();
     }
     IDLE.withdraw(cpu.id);
 }

@@ -8,6 +8,7 @@ use alloc::collections::{TryReserveError, VecDeque};
 
 use sched::Pending;
 
+use super::step::Step;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
@@ -82,8 +83,17 @@ impl Timers {
         self.next.0.load(Ordering::Relaxed)
     }
 
-    /// Posts to all vCPUs whose deadline has passed at `now`.
+    /// Posts to vCPUs whose deadline has passed at `now`: to all of them, or to those of one step. A timer that is
+    /// armed for the next one expires at once.
+    #[inline]
     pub(crate) fn expire(&self, now: u64) {
+        if self.next() <= now {
+            self.expire_some(now);
+        }
+    }
+
+    fn expire_some(&self, now: u64) {
+        let step = Step::begin();
         while self.next() <= now {
             let mut list = self.list.lock();
             let is_due = list.by_deadline.front().is_some_and(|(key, _)| key.0 <= now);
@@ -92,6 +102,9 @@ impl Timers {
             drop(list);
             if !mutants::is(Mutant::TimerNotPosted) {
                 due.vm().post(due.index(), Pending::TIMER);
+            }
+            if step.is_over() {
+                break;
             }
         }
     }

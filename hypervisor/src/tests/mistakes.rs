@@ -28,6 +28,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
         Mutant::PutBackTwice => schedule::CROWD,
         Mutant::RestNotSent => schedule::TO_ALL,
+        Mutant::RestNotTold => life::STOP,
         Mutant::HandoverForEver => schedule::HAND_OVER,
         Mutant::DormantNotUncounted => schedule::ALL_STOP,
         Mutant::HandleKept => life::STOP,

@@ -7,9 +7,12 @@
 //! vCPU answers no (`vcpu::run`). A pCPU decides whether to trace a vCPU when it starts to run it. Kicks and flushes,
 //! which cost thousands of cycles, read one word.
 
+pub(crate) mod longest;
 mod ring;
 mod tracing;
 
+#[cfg(test)]
+pub(crate) use tracing::is_on;
 #[cfg_attr(test, expect(unused_imports, reason = "the fake machine tells of no kick"))]
 pub(crate) use tracing::kicked;
-pub(crate) use tracing::{exit, flushed, goes_on, is_on, read, run_began, run_ended, start, stop};
+pub(crate) use tracing::{exit, flushed, goes_on, looks, read, run_began, run_ended, start, stop};

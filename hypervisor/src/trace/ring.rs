@@ -10,6 +10,7 @@ use crossbeam_utils::CachePadded;
 
 /// Events that a pCPU keeps until they are read.
 const EVENTS: usize = 8192;
+const SLOTS_AT_ONCE: usize = 1024;
 
 /// The host has too little memory for a ring.
 #[derive(Debug)]
@@ -33,10 +34,15 @@ pub(super) struct Ring {
 
 impl Ring {
     /// An empty one.
-    pub(super) fn new() -> Result<Self, OutOfMemory> {
+    /// `in_between` is called now and then.
+    pub(super) fn new(mut in_between: impl FnMut()) -> Result<Self, OutOfMemory> {
         let mut slots: Vec<Slot> = Vec::new();
         slots.try_reserve_exact(EVENTS).map_err(|_| OutOfMemory)?;
-        slots.extend((0..EVENTS).map(|_| Slot::default()));
+        while slots.len() < EVENTS {
+            let count = (EVENTS - slots.len()).min(SLOTS_AT_ONCE);
+            slots.extend((0..count).map(|_| Slot::default()));
+            in_between();
+        }
         Ok(Self {
             slots,
             written: CachePadded::default(),
@@ -151,7 +157,7 @@ mod tests {
 
     #[test]
     fn event_is_read_as_it_was_written() {
-        let ring = Ring::new().expect("memory");
+        let ring = Ring::new(|| {}).expect("memory");
         events().for_each(|event| ring.push(event));
         assert_eq!(ring.take(), Events { lost: 0, events: events().collect() });
         assert_eq!(ring.take(), Events { lost: 0, events: Vec::new() });
@@ -159,7 +165,7 @@ mod tests {
 
     #[test]
     fn newest_events_are_lost_and_counted_when_nobody_reads() {
-        let ring = Ring::new().expect("memory");
+        let ring = Ring::new(|| {}).expect("memory");
         let event = |at| Event { at, what: What::RunEnded(RunEnd::Blocked) };
         (0..EVENTS as u64 + 5).for_each(|at| ring.push(event(at)));
         let mut seen = Vec::new();

@@ -7,6 +7,7 @@ use abi::trace::{Event, Events, RunEnd, What};
 use crossbeam_utils::CachePadded;
 use spin::Once;
 
+use super::longest;
 use super::ring::{OutOfMemory, Ring};
 use crate::arch::{Arch, Machine};
 use crate::cpu::{self, scheduler};
@@ -28,6 +29,12 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
+/// Whether somebody looks at each exit: a trace runs, or [stretches without interrupts](super::longest) are measured.
+#[inline]
+pub(crate) fn looks() -> bool {
+    is_on() || longest::is_on()
+}
+
 /// Starts a trace; drops unread events of an earlier one.
 ///
 /// # Errors
@@ -36,7 +43,7 @@ pub(crate) fn start() -> Result<(), OutOfMemory> {
     let rings = match RINGS.get() {
         Some(rings) => rings,
         None => {
-            let rings = (0..cpu::count()).map(|_| Ring::new()).collect::<Result<Vec<_>, _>>()?;
+            let rings = (0..cpu::count()).map(|_| Ring::new(longest::breathe)).collect::<Result<Vec<_>, _>>()?;
             RINGS.call_once(|| rings)
         }
     };
@@ -105,7 +112,9 @@ pub(crate) fn flushed(at: u64, targets: u32, kicked: u32) {
 #[cold]
 fn push(at: u64, what: What) {
     let cpu = cpu::this().id.index();
-    if let Some(ring) = RINGS.get().and_then(|rings| rings.get(cpu)) {
+    if is_on()
+        && let Some(ring) = RINGS.get().and_then(|rings| rings.get(cpu))
+    {
         ring.push(Event { at, what });
     }
 }

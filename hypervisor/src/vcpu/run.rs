@@ -15,7 +15,7 @@ use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::sync::Ordering;
-use crate::trace;
+use crate::trace::{self, longest};
 use crate::vm::Vm;
 
 /// A vCPU on the pCPU that runs it.
@@ -68,7 +68,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
         run.expire_due();
     }
 
-    let mut traced = trace::is_on().then(|| Traced::begin(run));
+    let mut traced = trace::looks().then(|| Traced::begin(run));
     let paused = if run.is_held() { run.wait_while_held() } else { None };
     let end = paused.unwrap_or_else(|| match Machine::uses_second_back_end() {
         false => run_loop::<false>(run, host, tags, &mut traced),
@@ -133,10 +133,13 @@ fn run_loop<const SECOND_BACK_END: bool>(
         match Machine::handle_exit(SECOND_BACK_END, run) {
             Next::Resume | Next::Idle => {}
             Next::Interrupted => {
+                if let Some(traced) = traced {
+                    traced.measure(run);
+                }
                 if let Some(end) = run.let_interrupts_in() {
                     return end;
                 }
-                if trace::is_on() != traced.is_some() {
+                if trace::looks() != traced.is_some() {
                     return RunEnd::Preempted;
                 }
             }
@@ -164,6 +167,9 @@ struct Traced {
     left_at: u64,
     /// The exits that were counted until then.
     exits: [u64; ExitReason::COUNT],
+    /// Time of the last exit whose stretches were measured, and the time in the guest until then.
+    measured_at: u64,
+    guest_ticks: u64,
 }
 
 impl Traced {
@@ -171,7 +177,10 @@ impl Traced {
     fn begin(run: &mut Running<'_>) -> Self {
         trace::run_began(run.vm.number, run.index);
         run.owner.arch.activity().set_traced(true);
-        Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
+        let left_at = run.owner.arch.left_at();
+        let guest_ticks = run.tally.guest_ticks.get();
+        longest::busy_with("switch");
+        Self { left_at, exits: run.tally.exits(), measured_at: left_at, guest_ticks }
     }
 
     /// Records the last exit, if there was one since the last call: the counter that has changed gives its reason.
@@ -181,10 +190,29 @@ impl Traced {
         if left_at == self.left_at {
             return;
         }
+        self.measure(run);
         let exits = run.tally.exits();
+        trace::exit(left_at, self.reason(&exits));
+        *self = Self { left_at, exits, ..*self };
+    }
+
+    /// Why the guest was left last.
+    fn reason(&self, exits: &[u64; ExitReason::COUNT]) -> ExitReason {
         let counted = ExitReason::ALL.iter().find(|&&reason| exits[reason as usize] != self.exits[reason as usize]);
-        trace::exit(left_at, *counted.unwrap_or(&ExitReason::Other));
-        *self = Self { left_at, exits };
+        *counted.unwrap_or(&ExitReason::Other)
+    }
+
+    /// Measures what lies before and after the last time in the guest, unless that was done.
+    #[cold]
+    fn measure(&mut self, run: &Running<'_>) {
+        let left_at = run.owner.arch.left_at();
+        if !longest::is_on() || left_at == self.measured_at {
+            return;
+        }
+        let guest_ticks = run.tally.guest_ticks.get();
+        let entered_at = left_at.saturating_sub(guest_ticks.saturating_sub(self.guest_ticks));
+        longest::ran(entered_at, left_at, self.reason(&run.tally.exits()).name());
+        (self.measured_at, self.guest_ticks) = (left_at, guest_ticks);
     }
 
     fn end(mut self, run: &mut Running<'_>, end: RunEnd) {
@@ -213,6 +241,7 @@ fn take_pending(run: &mut Running<'_>) -> Option<RunEnd> {
 /// Takes the pending work and does it, except work that concerns the VM.
 fn carry_out(run: &mut Running<'_>) -> Pending {
     let work = run.vcpu.mailbox().take();
+    run.vm.pass_on(run.index, work);
     if work.contains(Pending::STOP) {
         return work;
     }
@@ -267,7 +296,7 @@ impl Running<'_> {
     /// Takes the host's interrupts that wait. Returns why the run ends, if another vCPU is due.
     #[inline(always)]
     fn let_interrupts_in(&mut self) -> Option<RunEnd> {
-        Machine::take_interrupts();
+        longest::take_interrupts();
         cpu::housekeeping(self.cpu);
         Machine::expire_timers(self, Machine::now());
         if scheduler::is_due(self.cpu, self.vm.share()) {
@@ -290,7 +319,7 @@ impl Running<'_> {
                     return Some(RunEnd::Ended);
                 }
                 if work.contains(Pending::SEND) {
-                    Machine::take_interrupts();
+                    longest::take_interrupts();
                     cpu::housekeeping(self.cpu);
                 }
                 // The post may have said that the pause is over.

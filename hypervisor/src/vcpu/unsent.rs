@@ -1,9 +1,10 @@
 //! An interrupt that a vCPU sends to many others.
 //!
 //! To post to one that sleeps is to wake it. So one write of a guest to its interrupt controller could keep its pCPU
-//! busy for as long as 512 wake-ups take, while the host's own interrupts wait. The sender posts to [`AT_ONCE`] of them
-//! and notes the rest here. [`Pending::SEND`] in its own mailbox keeps it out of its guest until it has posted to all,
-//! in steps. In between the pCPU takes its interrupts, and another vCPU may have its turn.
+//! busy for as long as 512 wake-ups take, while the host's own interrupts wait. The sender posts to some of them, in
+//! one [step](crate::cpu::step), and notes the rest here. [`Pending::SEND`] in its own mailbox keeps it out of its
+//! guest until it has posted to all, in steps. In between the pCPU takes its interrupts, and another vCPU may have its
+//! turn.
 
 use abi::payload::MAX_VCPUS;
 use sched::Pending;
@@ -11,11 +12,9 @@ use vcpu_layout::{OwnerField, OwnerWord, Proof};
 
 use super::Vcpu;
 use crate::arch::{Arch, Machine};
+use crate::cpu::step::Step;
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
-
-/// How many vCPUs a sender posts to in one step. VMs of the fake machine are small.
-const AT_ONCE: usize = if cfg!(test) { 1 } else { 16 };
 
 const WORDS: usize = MAX_VCPUS.div_ceil(u64::BITS) as usize;
 
@@ -54,12 +53,19 @@ impl Unsent {
 /// exist get nothing.
 pub(crate) fn send(vm: &Vm, sender: &Vcpu, what: u64, ids: impl IntoIterator<Item = u32>) {
     let mut ids = ids.into_iter();
-    for id in ids.by_ref().take(AT_ONCE) {
-        Machine::post_interrupt(vm, id, what);
+    // Most interrupts are for one.
+    let Some(first) = ids.next() else { return };
+    Machine::post_interrupt(vm, first, what);
+    let Some(mut next) = ids.next() else { return };
+    let step = Step::begin();
+    while !step.is_over() {
+        Machine::post_interrupt(vm, next, what);
+        match ids.next() {
+            Some(id) => next = id,
+            None => return,
+        }
     }
-    if let Some(next) = ids.next() {
-        keep(vm, sender, what, next, ids);
-    }
+    keep(vm, sender, what, next, ids);
 }
 
 #[cold]
@@ -74,13 +80,26 @@ fn keep(vm: &Vm, sender: &Vcpu, what: u64, next: u32, others: impl Iterator<Item
     sender.mailbox().leave(Pending::SEND);
 }
 
+/// The vCPU `sender`, which this pCPU runs, has more to tell others by [`Arch::tell_more`].
+#[allow(dead_code, reason = "not every architecture tells more")]
+pub(crate) fn goes_on(sender: &Vcpu) {
+    sender.mailbox().leave(Pending::SEND);
+}
+
 /// One more step of what the vCPU `sender`, which this pCPU runs, has to send.
 #[cold]
 pub(crate) fn go_on(vm: &Vm, sender: &Vcpu) {
+    if Machine::tell_more(vm) {
+        return goes_on(sender);
+    }
     let unsent = sender.unsent();
-    for _ in 0..AT_ONCE {
+    let step = Step::begin();
+    loop {
         let Some(id) = unsent.take() else { return };
         Machine::post_interrupt(vm, id, unsent.what.get());
+        if step.is_over() {
+            break;
+        }
     }
     if !unsent.is_empty() && !mutants::is(Mutant::RestNotSent) {
         sender.mailbox().leave(Pending::SEND);

@@ -25,6 +25,7 @@ use crate::arch::{Arch, Machine, VcpuState};
 use crate::mutants::{self, Mutant};
 use crate::sync::{MutexGuard, Ordering, relax};
 use crate::trace;
+use crate::trace::longest::breathe;
 use crate::vcpu::run::Running;
 use crate::vcpu::{Owner, Tally, Vcpu};
 
@@ -43,6 +44,10 @@ struct Wait {
 /// Time limit for kicked vCPUs to leave their guests, before one is kicked again: 100 µs, then twice as long each time.
 /// An exit takes one or two. An emulator may lose the kick (`host/quirks.rs` of x86-64).
 const PATIENCE_NANOS: u64 = 100_000;
+
+/// The most requests that one flush leaves with its targets, if it has several for each: two with 384 vCPUs, six with
+/// 128. A flush with more becomes one of everything.
+const MOST_REQUESTS: usize = 768;
 
 impl Memory {
     /// The VM's epoch. An entry that has seen another epoch must not use older TLB entries.
@@ -78,6 +83,13 @@ impl Memory {
         let tally = requester.as_ref().map(|run| run.tally);
         let others = targets.indices(count).filter(|&target| Some(target) != me).map(|target| &*vcpus[target as usize]);
 
+        // Not more requests than a pCPU can leave while its own interrupts wait.
+        let targets_of_bank = |(_, bank): (u32, u64)| bank.count_ones() as usize;
+        let is_too_long = plan.requests() > 1
+            && plan.requests() * targets.banks(count).map(targets_of_bank).sum::<usize>() > MOST_REQUESTS;
+        let everything = Plan::whole();
+        let plan = if is_too_long { &everything } else { plan };
+
         // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
         // it.)
         let by_epoch = plan.is_whole() && self.tag_pool().scheme() == Scheme::Epoch && is_everybody(targets, count);
@@ -89,7 +101,7 @@ impl Memory {
         }
         let publish = |target: &Vcpu| {
             if !by_epoch {
-                plan.flushes().for_each(|flush| target.requests().ask(flush));
+                plan.leave_with(target.requests());
                 if !mutants::is(Mutant::FlushNotAnnounced) {
                     target.mailbox().leave(Pending::FLUSH);
                 }
@@ -186,6 +198,8 @@ pub(crate) struct AllTlbs<'a> {
     memory: &'a Memory,
     vcpus: &'a [Block<Vcpu>],
     flushes: Cell<u64>,
+    /// Entries that were read since interrupts were let in. `None`: the caller never lets them in.
+    worked: Cell<Option<usize>>,
 }
 
 impl<'a> AllTlbs<'a> {
@@ -196,7 +210,12 @@ impl<'a> AllTlbs<'a> {
 
     /// Those of the VM with this memory and these vCPUs.
     pub(crate) fn new(memory: &'a Memory, vcpus: &'a [Block<Vcpu>]) -> Self {
-        Self { memory, vcpus, flushes: Cell::new(0) }
+        Self { memory, vcpus, flushes: Cell::new(0), worked: Cell::new(None) }
+    }
+
+    /// The same for housekeeping, which lets interrupts in now and then.
+    pub(crate) fn of_kept(vm: &'a Vm) -> Self {
+        Self { worked: Cell::new(Some(0)), ..Self::of(vm) }
     }
 
     /// How often all of them were flushed.
@@ -215,7 +234,9 @@ impl Tlb for AllTlbs<'_> {
             return;
         }
         self.flushes.set(self.flushes.get() + 1);
+        self.worked(ENTRIES_AT_ONCE);
         Machine::flush(self.memory, self.memory.tags.own(), self.vcpus, stale);
+        self.worked(ENTRIES_AT_ONCE);
         if let Some(devices) = self.memory.devices()
             && !mutants::is(Mutant::DevicesNotFlushed)
         {
@@ -226,7 +247,19 @@ impl Tlb for AllTlbs<'_> {
     fn relax(&self) {
         relax();
     }
+
+    fn worked(&self, entries: usize) {
+        let Some(worked) = self.worked.get() else { return };
+        let worked = worked + entries;
+        self.worked.set(Some(worked % ENTRIES_AT_ONCE));
+        if worked >= ENTRIES_AT_ONCE {
+            breathe();
+        }
+    }
 }
+
+/// Entries of tables that housekeeping reads before it lets interrupts in.
+const ENTRIES_AT_ONCE: usize = 256;
 
 /// The TLBs of a VM that has no vCPUs yet.
 pub(crate) struct NoTlb;

@@ -26,6 +26,7 @@ use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
 use crate::io::iommu::{self, Functions};
+use crate::trace::longest::breathe;
 use crate::vcpu::Vcpu;
 
 /// Why there is no VM.
@@ -64,7 +65,7 @@ enum Stage {
 }
 
 /// vCPUs that are made in one step.
-const VCPUS_AT_ONCE: usize = 8;
+const VCPUS_AT_ONCE: usize = 2;
 
 impl Creation {
     /// The same for a VM that is restored: no kernel is loaded, and its vCPUs have no state yet.
@@ -140,6 +141,7 @@ impl Creation {
                         return Err(NotCreated::new(About::Vcpus, why));
                     }
                 }
+                breathe();
                 Ok(if vcpus.len() == count { self.complete() } else { None })
             }
             Stage::Over => Ok(None),
@@ -149,12 +151,14 @@ impl Creation {
     /// Loads the kernel into memory that is complete.
     fn load(&mut self, spec: Spec<'_>) -> Result<(), NotCreated> {
         let Stage::Memory(assembly) = core::mem::replace(&mut self.stage, Stage::Over) else { return Ok(()) };
+        breathe();
         let mut memory = assembly.finish().map_err(|error| lacks_memory(&self.config, &error))?;
         match self.config.decode_cache {
             DecodeCache::WriteProtect => memory.remember_decoded(Vouching::Walk),
             DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
             DecodeCache::Off | DecodeCache::Bytes => {}
         }
+        breathe();
         let entry = if self.loads {
             let loaded = Machine::load(&spec, &mut memory);
             Some(loaded.map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?)
@@ -176,6 +180,7 @@ impl Creation {
             let owned = memory.own(Functions::These(functions), Some(given));
             owned.map_err(|why| NotCreated::new(About::Devices, why.to_string()))?;
         }
+        breathe();
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
             let count = self.config.vcpus;
             NotCreated::new(About::Vcpus, format!("{count} vCPUs: the host has no memory left from vCPU 0 on"))

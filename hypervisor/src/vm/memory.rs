@@ -25,6 +25,7 @@ use crate::arch::{Arch, Machine};
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::io::iommu::{Devices, Functions, NotOwned};
 use crate::sync::{AtomicU64, Mutex};
+use crate::trace::longest::breathe;
 
 pub(super) type Decoded = <Machine as Arch>::Decoded;
 
@@ -119,7 +120,9 @@ const TABLES_IN_PLACE: u64 = 1024;
 const TABLES_OF_A_FUNCTION: u64 = 32;
 
 /// Memory that is zeroed in one step.
-const ZEROED_AT_ONCE: u64 = 4 << 20;
+pub(crate) const ZEROED_AT_ONCE: u64 = 128 << 10;
+/// The same of a file that is written.
+const WRITTEN_AT_ONCE: usize = 8 << 10;
 /// Runs of frames that there is room for; memory in smaller pieces needs more of the heap.
 const USUAL_RUNS: usize = 8;
 
@@ -184,6 +187,7 @@ impl Assembly {
             return Ok(false);
         }
 
+        breathe();
         let Some((frames, _)) = self.last.take() else { return Ok(false) };
         if let Wanted::InPlace { bytes, .. } = &mut self.wanted {
             *bytes = bytes.saturating_sub(frames.bytes());
@@ -394,6 +398,14 @@ impl Memory {
             (at, left) = (next, rest);
         }
         true
+    }
+
+    /// The same for a file: lets interrupts in now and then.
+    pub(crate) fn write_file(&self, gpa: Gpa, from: &[u8]) -> bool {
+        from.chunks(WRITTEN_AT_ONCE).enumerate().all(|(number, piece)| {
+            breathe();
+            gpa.checked_add((number * WRITTEN_AT_ONCE) as u64).is_some_and(|at| self.write(at, piece))
+        })
     }
 
     /// Does a write of the hypervisor to the page of `gpa`. All such writes use this function. They cause no stage-2

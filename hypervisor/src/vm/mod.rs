@@ -25,9 +25,11 @@ pub(crate) mod visits;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use abi::control::{Line, StopReason};
+use abi::counters::VcpuCounters;
 use abi::payload::VmConfig;
 use log::info;
 use sched::{Dormant, Notify, Pending, Share};
@@ -41,6 +43,7 @@ use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::trace::longest::breathe;
 use crate::vcpu::Vcpu;
 use child::Child;
 use memory::Memory;
@@ -124,6 +127,10 @@ impl fmt::Write for UpTo {
     }
 }
 
+/// How many vCPUs one tells that the VM pauses, goes on or ends: with 2, the last of 512 is told by the ninth one. VMs
+/// of the fake machine are small.
+const TOLD_BY_ONE: u32 = if cfg!(test) { 1 } else { 2 };
+
 /// Maximum length in bytes of the text that explains how a VM ended.
 const DETAIL_BYTES: usize = 240;
 
@@ -199,6 +206,7 @@ impl Vm {
         }));
 
         for (index, vcpu) in (0..).zip(vm.vcpus()) {
+            breathe();
             vcpu.set_handle(VcpuRef::new(vm.clone(), index));
         }
         if let Some(entry) = entry {
@@ -292,8 +300,22 @@ impl Vm {
         if mutants::is(Mutant::PauseNotPosted) {
             return;
         }
-        for index in 0..self.config.vcpus {
-            self.post(index, Pending::PAUSE);
+        self.post(0, Pending::PAUSE | Pending::TELL);
+    }
+
+    /// The vCPU `index` has taken `work`, which may concern all vCPUs: tells those behind it. So a pause or an end goes
+    /// through the VM as through a tree, and no pCPU posts to 512 vCPUs with interrupts off. Whoever is told the end
+    /// passes it on, and then takes no more work.
+    pub(crate) fn pass_on(&self, index: u32, work: Pending) {
+        let told = match work {
+            work if work.contains(Pending::STOP) => Pending::STOP,
+            work if work.contains(Pending::TELL) => Pending::PAUSE | Pending::TELL,
+            _ => return,
+        };
+        let first = index.saturating_mul(TOLD_BY_ONE).saturating_add(1);
+        let end = first.saturating_add(TOLD_BY_ONE).min(self.config.vcpus);
+        for behind in (first..end).filter(|_| !mutants::is(Mutant::RestNotTold)) {
+            self.post(behind, told);
         }
     }
 
@@ -304,6 +326,8 @@ impl Vm {
 
     /// Whether the VM is paused and all of its vCPUs have noticed.
     pub(crate) fn is_at_rest(&self) -> bool {
+        // A vCPU blocks after it has [told](Self::pass_on) those behind it, which have higher numbers: one that is
+        // found blocked here, after those before it, has been told.
         self.is_paused() && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
     }
 
@@ -316,9 +340,13 @@ impl Vm {
             let _ = fmt::Write::write_fmt(&mut text, detail);
             Ending { reason, detail: text.0 }
         });
-        for index in 0..self.config.vcpus {
-            self.post(index, Pending::STOP);
-        }
+        self.post(0, Pending::STOP);
+    }
+
+    /// The same for a vCPU of this VM, which does not enter its guest again.
+    pub(crate) fn stop_by(&self, index: u32, reason: StopReason, detail: fmt::Arguments<'_>) {
+        self.stop(reason, detail);
+        self.post(index, Pending::STOP);
     }
 
     /// A vCPU has left the guest for good. Returns whether it was the last one.
@@ -334,6 +362,15 @@ impl Vm {
     /// Why it ends, if it does.
     pub(crate) fn ending(&self) -> Option<&Ending> {
         self.ending.get()
+    }
+
+    /// Counters of all vCPUs, to be kept when it has ended. Where there is no room for them, there are none.
+    pub(crate) fn last_counters(&self) -> Vec<VcpuCounters> {
+        let mut counters = Vec::new();
+        if counters.try_reserve_exact(self.vcpus.len()).is_ok() {
+            counters.extend(self.vcpus.iter().inspect(|_| breathe()).map(|vcpu| vcpu.counters().snapshot()));
+        }
+        counters
     }
 
     /// A vCPU is about to block, and only another vCPU can make it run again.
@@ -359,11 +396,25 @@ impl Vm {
     }
 }
 
-impl Drop for Vm {
-    fn drop(&mut self) {
+/// Frees a VM that has ended, in steps.
+pub(crate) fn take_apart(mut vm: Arc<Vm>) {
+    if let Some(vm) = Arc::get_mut(&mut vm) {
+        vm.free_vcpus(breathe);
+    }
+}
+
+impl Vm {
+    fn free_vcpus(&mut self, in_between: fn()) {
         for vcpu in core::mem::take(&mut self.vcpus).into_vec() {
             self.memory.tags().release(vcpu.into_inner().into_tags());
+            in_between();
         }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.free_vcpus(|| {});
         info!("{}: memory freed", self.config.name);
     }
 }

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use super::{LINES, Vm};
 use crate::arch::{Arch, Machine};
 use crate::frames::{Exhausted, Filled, Frames};
+use crate::trace::longest::breathe;
 
 /// Maximum number of bytes of the state of one vCPU, and of everything else.
 const VCPU_BYTES: u64 = 8 << 10;
@@ -57,6 +58,7 @@ pub(crate) fn save(vm: &Vm, tick: u64) -> Result<Filled, Exhausted> {
         add(&encode(&vm.serial(line).state()))?;
     }
     for (index, vcpu) in (0..).zip(vm.vcpus()) {
+        breathe();
         add(&Machine::save_vcpu(vm, index, vcpu.own().split().0, tick))?;
     }
     Ok(state)
@@ -82,6 +84,7 @@ pub(crate) fn restore(vm: &Vm, state: &[u8], tick: u64) -> Result<(), String> {
         vm.serial(line).set_state(&state, tell).ok_or_else(senseless)?;
     }
     for (index, vcpu) in (0..).zip(vm.vcpus()) {
+        breathe();
         Machine::restore_vcpu(vm, index, vcpu.own().split().0, next()?, tick)?;
     }
     if rest.is_empty() { Ok(()) } else { Err(senseless()) }

@@ -192,20 +192,14 @@ impl Table {
         self.all_alive().find(|vm| vm.is_over() && (Arc::strong_count(vm) == 1 || mutants::is(Mutant::BuriedWhileHeld)))
     }
 
-    /// Frees everything that an ended VM held, except its name and its counters. Returns how it ended.
-    pub(crate) fn bury(&mut self, number: u32) -> Option<Ending> {
+    /// Of an ended VM only its name and its counters stay. Returns how it ended, and the last reference to it.
+    pub(crate) fn bury(&mut self, number: u32, counters: Vec<VcpuCounters>) -> Option<(Ending, Arc<Vm>)> {
         let entry = self.entries.iter_mut().find(|entry| entry.number == number)?;
-        let vm = entry.state.alive()?;
+        let vm = entry.state.alive()?.clone();
         let ending = vm.ending()?.clone();
-        let mut counters = Vec::new();
-        // Where there is no room for them, there are no counters.
-        if counters.try_reserve_exact(vm.vcpus().len()).is_ok() {
-            counters.extend(vm.vcpus().iter().map(|vcpu| vcpu.counters().snapshot()));
-        }
         info!("{}: {}: {}", vm.name(), ending.reason.name(), ending.detail);
-        // The last reference goes with the old state.
         entry.state = State::Ended { config: vm.config.clone(), reason: ending.reason, counters };
-        Some(ending)
+        Some((ending, vm))
     }
 
     /// Forgets a VM that has ended, or could not be created.

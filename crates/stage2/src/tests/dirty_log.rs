@@ -73,7 +73,7 @@ impl<F: Hardware> Logged<F> {
         let words = usize::try_from(slot.bytes().div_ceil(64 << 12)).expect("small");
         let marks = (0..words).map(|_| MarkWord::new()).collect();
         let log = DirtyLog::new(slot, source, policy, marks).expect("enough marks");
-        let rounds = Rounds::new(&log, vec![u64::MAX; words]).expect("enough bits");
+        let rounds = Rounds::new(&log, vec![u64::MAX; words], || {}).expect("enough bits");
         let mut spare = Spare::new();
         spare.fill(&pool, 8).expect("pool");
         Self { guest, pool, log, rounds, spare }
@@ -242,11 +242,11 @@ fn what_was_lost_is_dirty_again_and_what_was_received_is_not() {
             logged.start(Start::Clean);
             let _ = logged.write(3);
             logged.clear_all();
-            logged.rounds.cancel(&logged.log);
+            logged.rounds.cancel(&logged.log, || {});
             assert_eq!(logged.dirty(), [3]);
             logged.clear_all();
-            logged.rounds.acknowledge();
-            logged.rounds.cancel(&logged.log);
+            logged.rounds.acknowledge(|| {});
+            logged.rounds.cancel(&logged.log, || {});
             assert!(logged.dirty().is_empty());
         });
     });
@@ -297,7 +297,7 @@ fn what_is_wanted_beyond_the_end_of_the_slot_is_not_there() {
     let nowhere = rounds.clear(log, guest.walk(pool), usize::MAX, &[u64::MAX; WORDS]);
     assert_eq!(flush(nowhere, pool).pages().count(), 0);
     assert!(logged.dirty().is_empty());
-    logged.rounds.cancel(&logged.log);
+    logged.rounds.cancel(&logged.log, || {});
     assert_eq!(logged.dirty(), [0, 1, 2]);
 }
 
@@ -439,11 +439,11 @@ fn follow<F: Hardware>(
                 });
             }
             Step::Cancels => {
-                logged.rounds.cancel(&logged.log);
+                logged.rounds.cancel(&logged.log, || {});
                 dirty.append(&mut sent);
             }
             Step::Acknowledges => {
-                logged.rounds.acknowledge();
+                logged.rounds.acknowledge(|| {});
                 sent.clear();
             }
             Step::SplitsAhead => {
@@ -456,7 +456,7 @@ fn follow<F: Hardware>(
     }
     logged.clear_all();
     prop_assert!(logged.dirty().is_empty(), "cleared is clean");
-    logged.rounds.acknowledge();
+    logged.rounds.acknowledge(|| {});
     logged.spare.give_back(&logged.pool);
     logged.guest.destroy(&logged.pool);
     prop_assert!(logged.pool.left() == 24, "a table is lost");

@@ -39,9 +39,13 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
             // The receiver has seen nothing of it.
             copy = before;
             count(|seen| seen.cancelled += 1);
-            if cpu.machine.mutant == Mutant::ForgottenOnCancel { rounds.acknowledge() } else { rounds.cancel(log) }
+            if cpu.machine.mutant == Mutant::ForgottenOnCancel {
+                rounds.acknowledge(|| {})
+            } else {
+                rounds.cancel(log, || {})
+            }
         } else {
-            rounds.acknowledge();
+            rounds.acknowledge(|| {});
         }
 
         if cpu.pick(8) == 0 {
@@ -103,7 +107,7 @@ fn round<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, 
     let mut dirty = [0];
     guest.walk(cpu, |walk| log.get(walk, 0, &mut dirty));
     send(guest, cpu, rounds, copy, &dirty);
-    rounds.acknowledge();
+    rounds.acknowledge(|| {});
 }
 
 /// The guest is stopped: now the copy must equal its memory.
@@ -118,13 +122,13 @@ fn last_round<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u6
 /// A log begins: with everything dirty, or with a copy of everything.
 fn begin<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, copy: &mut [u64]) -> Rounds<Vec<u64>> {
     let log = guest.log.as_ref().expect("there is one");
-    let mut rounds = Rounds::new(log, vec![0; 1]).expect("enough bits");
+    let mut rounds = Rounds::new(log, vec![0; 1], || {}).expect("enough bits");
     let from = if cpu.pick(2) == 0 { Start::AllDirty } else { Start::Clean };
     let stale = guest.walk(cpu, |walk| log.start(walk, from, spare)).expect("tables");
     cpu.pay(stale);
     if from == Start::Clean {
         send(guest, cpu, &mut rounds, copy, &[(1 << PAGES) - 1]);
-        rounds.acknowledge();
+        rounds.acknowledge(|| {});
     }
     rounds
 }

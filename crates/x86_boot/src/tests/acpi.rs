@@ -6,9 +6,23 @@ use alloc::vec::Vec;
 use abi::payload::{MAX_VCPUS, Role};
 use addr::{Gpa, GpaRange};
 
-use crate::acpi::tables;
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::layout::{MapKind, RESET_STUB, RSDP, memory_map, ram_layout};
+use crate::{GuestMemory, OutsideMemory, acpi};
+
+/// The tables with their addresses.
+fn tables(vcpus: u32, role: Role) -> Vec<(Gpa, Vec<u8>)> {
+    struct Written(Vec<(Gpa, Vec<u8>)>);
+    impl GuestMemory for Written {
+        fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory> {
+            self.0.push((gpa, bytes.to_vec()));
+            Ok(())
+        }
+    }
+    let mut written = Written(Vec::new());
+    assert_eq!(acpi::write(vcpus, role, &mut written), Ok(()));
+    written.0
+}
 
 /// Follows the pointers from the RSDP, like a guest, and checks length and checksum of each table.
 fn found(vcpus: u32) -> BTreeMap<[u8; 4], Vec<u8>> {

@@ -80,6 +80,11 @@ pub(crate) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
 /// There is nothing to prepare.
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 
+/// Devices tell all at once.
+pub(crate) fn tell_more(_: &Vm) -> bool {
+    false
+}
+
 /// The owner takes over the events that `work` announces.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::STARTUP) && posted.has_start.swap(false, Ordering::SeqCst) {

@@ -95,7 +95,7 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
             let is_told = run.vm.memory.write(Gpa(answer), &(u64::from(status) + 1).to_le_bytes());
             assert!(is_told, "{answer:#x} is there");
         }
-        Exit::ShutDown => run.vm.stop(StopReason::PowerOff, format_args!("turned itself off")),
+        Exit::ShutDown => run.vm.stop_by(run.index, StopReason::PowerOff, format_args!("turned itself off")),
     }
     Next::Resume
 }
@@ -108,7 +108,7 @@ fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> 
         Resolved::NoAccess => MessageType::GpaIntercept,
         Resolved::DeviceOfChild => MessageType::UnmappedGpa,
         _ => {
-            run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
+            run.vm.stop_by(run.index, StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
             return Next::Resume;
         }
     };

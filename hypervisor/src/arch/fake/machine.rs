@@ -20,6 +20,7 @@ use addr::{Hpa, HpaRange, Hva};
 use hw_model::Tag;
 use interleave::{Context, Parking, Thread, point};
 use sched::CpuId;
+use vcpu_layout::Proof;
 
 use super::percpu::ArchPerCpu;
 use super::program::Op;
@@ -190,6 +191,14 @@ impl Machine {
         let cpu = &mut self.hardware().cpus[number()];
         cpu.is_kicked = false;
         cpu.deadline.take_if(|deadline| *deadline <= self.clock.load(Ordering::Relaxed));
+    }
+
+    /// The same in the middle of work, with the count that a handler keeps.
+    pub(super) fn take_interrupts_in_between(&self) {
+        if self.hardware().cpus[number()].is_kicked {
+            cpu::this().taken.kick.add(Proof::by_place(), 1);
+        }
+        self.take_interrupts();
     }
 
     /// Sets this pCPU's timer.

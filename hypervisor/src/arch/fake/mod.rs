@@ -282,6 +282,10 @@ pub(crate) mod irq_mask {
         machine().take_interrupts();
     }
 
+    pub(crate) fn take_anywhere() {
+        machine().take_interrupts_in_between();
+    }
+
     pub(crate) fn stop_deferring() {}
 }
 

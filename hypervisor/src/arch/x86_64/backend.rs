@@ -452,8 +452,7 @@ pub(crate) mod hwvirt {
 /// Masking of interrupts in the vCPU loop.
 pub(crate) mod irq_mask {
     use super::{Backend, Chosen, is_vmx};
-    use crate::arch::x86_64::host::device_vectors;
-    use crate::arch::x86_64::vmx;
+    use crate::arch::x86_64::host::{device_vectors, irq};
 
     /// See [`Backend::defer_interrupts`].
     #[inline]
@@ -471,13 +470,24 @@ pub(crate) mod irq_mask {
         }
     }
 
+    /// Takes pending interrupts, wherever it is called.
+    pub(crate) fn take_anywhere() {
+        // IF is set only while GIF masks interrupts.
+        if irq::are_on() {
+            Chosen::take_interrupts();
+        } else {
+            irq::take();
+        }
+        device_vectors::forward();
+    }
+
     /// See [`Backend::take_interrupts`]. Those of devices are handed on.
     #[inline]
     pub(crate) fn take() {
         if is_vmx() {
-            vmx::take_interrupts()
+            irq::take();
         } else {
-            Chosen::take_interrupts()
+            Chosen::take_interrupts();
         }
         device_vectors::forward();
     }

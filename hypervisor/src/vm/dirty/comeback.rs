@@ -84,7 +84,7 @@ impl Comeback {
         let walkers = memory.dirty_state().walkers();
         self.limbo.reclaim(memory.tables(), walkers);
         if let Some(from) = self.from {
-            let tlbs = AllTlbs::of(vm);
+            let tlbs = AllTlbs::of_kept(vm);
             let mut shape = memory.shape();
             let mut stage2 = memory.walk_mut(&tlbs, &mut shape);
             let (mut places, mut next) = ([NOWHERE; AT_ONCE], Some(from));

@@ -17,6 +17,7 @@ use crate::arch::{Arch, Machine};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::mutants::{self, Mutant};
+use crate::trace::longest::{self, breathe};
 use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
 
@@ -24,6 +25,9 @@ mod eager;
 
 /// Pages that are copied or compared in one step.
 const PAGES_AT_ONCE: usize = 64;
+/// Words of 64 pages, and such words that are made to numbers, between which interrupts are let in.
+const WORDS_AT_ONCE: usize = 1024;
+const FOUND_AT_ONCE: usize = 16;
 /// Bytes of a page, as a length.
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
@@ -146,7 +150,7 @@ impl Session {
         reserve(&mut sent, slots.len())?;
         for slot in slots {
             let log = slot.log(policy, source);
-            sent.push(Rounds::new(&log, zeros(words_of(&log))?).expect("there is a bit for each page"));
+            sent.push(Rounds::new(&log, zeros(words_of(&log))?, breathe).expect("there is a bit for each page"));
         }
         let longest = slots.iter().map(|slot| words_of(&slot.log(policy, source))).max().unwrap_or(0);
         let dirty = zeros(longest)?;
@@ -154,7 +158,7 @@ impl Session {
         reserve(&mut found, longest * 64)?;
 
         let mut spare = Spare::new();
-        let tlbs = AllTlbs::of(vm);
+        let tlbs = AllTlbs::of_kept(vm);
         state.begin(&how, source);
         for slot in slots {
             let log = slot.log(policy, source);
@@ -275,7 +279,13 @@ impl Session {
         if self.job.is_some() {
             return self.step_job(vm);
         }
-        let tlbs = AllTlbs::of(vm);
+        let tlbs = AllTlbs::of_kept(vm);
+        longest::busy_with(match self.phase {
+            Phase::Splitting { .. } => "dirty log: splits ahead",
+            Phase::Releasing { .. } => "dirty log: release",
+            Phase::Collapsing { .. } => "dirty log: large pages that come back",
+            Phase::Logging { .. } | Phase::Over => "dirty log",
+        });
         match self.phase {
             Phase::Splitting { .. } => self.split_ahead(vm, &tlbs),
             Phase::Releasing { slot } => self.release(vm, &tlbs, slot),
@@ -290,9 +300,11 @@ impl Session {
         match self.job.take()? {
             Job::Round { mut slot, mut copied, lose, began, mut harvest_ticks, mut round } => {
                 if copied < self.found.len() {
+                    longest::busy_with("dirty log: copy");
                     self.copy(vm, slot - 1, &self.found[copied..], lose);
                     copied += PAGES_AT_ONCE;
                 } else if slot < self.sent.len() {
+                    longest::busy_with("dirty log: harvest");
                     let since = Machine::now();
                     self.harvest(vm, slot, &mut round);
                     harvest_ticks += Machine::now().saturating_sub(since);
@@ -309,7 +321,10 @@ impl Session {
                 self.job = Some(Job::Round { slot, copied, lose, began, harvest_ticks, round });
                 None
             }
-            Job::Compare { page, comparison } => self.compare(vm, page, comparison),
+            Job::Compare { page, comparison } => {
+                longest::busy_with("dirty log: comparison");
+                self.compare(vm, page, comparison)
+            }
         }
     }
 
@@ -320,13 +335,16 @@ impl Session {
     /// Finds the dirty pages of a slot and cleans them. Their numbers are in `found` then; they may be copied.
     fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) {
         let log = self.log(vm, slot);
-        let (tlbs, walking) = (AllTlbs::of(vm), walk(vm));
+        let (tlbs, walking) = (AllTlbs::of_kept(vm), walk(vm));
         let stage2 = vm.memory.walk(&tlbs, &walking);
         self.found.clear();
-        let dirty = &mut self.dirty[..words_of(&log)];
-        dirty.fill(0);
-        log.get(stage2, 0, dirty);
-        if dirty.iter().all(|word| *word == 0) {
+        let mut is_clean = true;
+        for (words, first) in self.dirty[..words_of(&log)].chunks_mut(WORDS_AT_ONCE).zip((0..).step_by(WORDS_AT_ONCE)) {
+            log.get(stage2, first, words);
+            is_clean &= words.iter().all(|word| *word == 0);
+            breathe();
+        }
+        if is_clean {
             return;
         }
         if mutants::is(Mutant::CopyBeforeClear) {
@@ -338,7 +356,12 @@ impl Session {
         let cleared = self.sent[slot].clear(&log, stage2, 0, dirty);
         let copyable = cleared.flush(&tlbs, walking, vm.memory.dirty_state().walkers());
         if !mutants::is(Mutant::CopyBeforeClear) {
-            self.found.extend(copyable.pages());
+            for (number, pages) in copyable.words().enumerate() {
+                self.found.extend(pages);
+                if number % FOUND_AT_ONCE == 0 {
+                    breathe();
+                }
+            }
         }
         round.flushes += tlbs.flushes();
         vm.memory.dirty_state().count_flushes(tlbs.flushes());
@@ -351,6 +374,7 @@ impl Session {
         let start = vm.memory.dirty_state().slots()[slot].range.start;
         let mut bytes = [NONSENSE; PAGE];
         for page in pages.iter().take(PAGES_AT_ONCE) {
+            breathe();
             let offset = page * PAGE_BYTES;
             let is_read = lose || vm.memory.read(Gpa(start.0 + offset), &mut bytes);
             let is_written = mirror.write(offset, &bytes);
@@ -363,9 +387,9 @@ impl Session {
         for slot in 0..self.sent.len() {
             if lose {
                 let log = self.log(vm, slot);
-                self.sent[slot].cancel(&log);
+                self.sent[slot].cancel(&log, breathe);
             } else {
-                self.sent[slot].acknowledge();
+                self.sent[slot].acknowledge(breathe);
             }
         }
     }
@@ -389,12 +413,13 @@ impl Session {
         let mut here = [0; PAGE];
         let mut there = [0; PAGE];
         for number in from..end {
+            breathe();
             let offset = number * PAGE_BYTES;
             let gpa = Gpa(slot.range.start.0 + offset);
             let is_read = vm.memory.read(gpa, &mut here) && frames.read(offset, &mut there);
             debug_assert!(is_read, "the mirror is as long as the slot");
             comparison.pages += 1;
-            if here != there {
+            if !are_equal(&here, &there) {
                 comparison.different += 1;
                 comparison.first.get_or_insert(gpa.0);
             }
@@ -476,6 +501,12 @@ impl Session {
     }
 }
 
+/// Word by word: without a library of the system, slices are compared byte by byte.
+fn are_equal(one: &[u8; PAGE], other: &[u8; PAGE]) -> bool {
+    let pairs = one.as_chunks().0.iter().zip(other.as_chunks().0);
+    pairs.into_iter().all(|(one, other)| u128::from_ne_bytes(*one) == u128::from_ne_bytes(*other))
+}
+
 /// Number of words with a bit for each page of a slot.
 fn words_of(log: &SlotLog<'_>) -> usize {
     usize::try_from(log.slot().bytes().div_ceil(64 * PAGE_BYTES)).unwrap_or(usize::MAX)
@@ -484,7 +515,10 @@ fn words_of(log: &SlotLog<'_>) -> usize {
 fn zeros(count: usize) -> Result<Vec<u64>, Exhausted> {
     let mut words = Vec::new();
     reserve(&mut words, count)?;
-    words.resize(count, 0);
+    while words.len() < count {
+        words.resize(count.min(words.len() + WORDS_AT_ONCE), 0);
+        breathe();
+    }
     Ok(words)
 }
 

@@ -14,6 +14,12 @@ pub(crate) fn defer() {}
 #[inline]
 pub(crate) fn stop_deferring() {}
 
+/// Takes pending interrupts, wherever it is called.
+#[inline]
+pub(crate) fn take_anywhere() {
+    take();
+}
+
 /// Takes pending interrupts.
 #[inline]
 pub(crate) fn take() {

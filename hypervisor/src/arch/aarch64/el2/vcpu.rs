@@ -569,7 +569,7 @@ pub(super) fn flush(entry: tlb_tag::by_vm::GuestEntry<'_>, tally: Tally<'_>) {
 /// Ends the VM because of this vCPU's action.
 #[cold]
 pub(in crate::arch::aarch64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
-    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    run.vm.stop_by(run.index, reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
     Next::Resume
 }
 

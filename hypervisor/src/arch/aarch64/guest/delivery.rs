@@ -66,6 +66,8 @@ impl Posted {
     }
 }
 
+pub(crate) use super::platform::deliver_some_news as tell_more;
+
 /// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::STARTUP) {
@@ -93,7 +95,7 @@ fn prepare_lists(run: &mut Running<'_>) {
     let is_gone = arch.take_timer();
     if arch.gic.needs_distributor() {
         arch.gic.prepare(Some(&mut run.vm.platform().distributor.lock()));
-        platform::deliver_news(run.vm);
+        platform::deliver_news_of(run);
     } else {
         arch.gic.prepare(None);
     }

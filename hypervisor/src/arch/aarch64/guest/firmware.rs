@@ -35,11 +35,15 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
             return Next::Idle;
         }
         Call::SystemOff => {
-            run.vm.stop(StopReason::PowerOff, format_args!("vCPU {} turned the machine off, by PSCI", run.index));
+            run.vm.stop_by(
+                run.index,
+                StopReason::PowerOff,
+                format_args!("vCPU {} turned the machine off, by PSCI", run.index),
+            );
             return Next::Resume;
         }
         Call::SystemReset => {
-            run.vm.stop(StopReason::Reset, format_args!("vCPU {} reset the machine, by PSCI", run.index));
+            run.vm.stop_by(run.index, StopReason::Reset, format_args!("vCPU {} reset the machine, by PSCI", run.index));
             return Next::Resume;
         }
         Call::Mitigate(function) => {
@@ -59,7 +63,7 @@ fn cpu_off(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     arch.activity = Activity::Off;
     arch.gic.power_off(&mut run.vm.platform().distributor.lock());
-    platform::deliver_news(run.vm);
+    platform::deliver_news_of(run);
     run.vcpu.posted().set_power(false);
     Next::Idle
 }

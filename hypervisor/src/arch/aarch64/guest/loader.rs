@@ -84,7 +84,7 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
     }
     for (offset, bytes) in [(placed.kernel, kernel), (placed.device_tree, &tree), (placed.initrd, initrd)] {
         // `place` has seen that all of it fits.
-        let written = memory.write(place(offset), bytes);
+        let written = memory.write_file(place(offset), bytes);
         debug_assert!(written);
     }
     Ok(KernelEntry { pc: place(placed.kernel), device_tree: place(placed.device_tree) })

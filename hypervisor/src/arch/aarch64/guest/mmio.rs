@@ -95,7 +95,7 @@ fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
     if let Some(offset) = offset_in(gpa, run.vm.platform().layout.distributor, layout::DISTRIBUTOR_BYTES) {
         let gic = &mut run.owner.arch.gic;
         let found = gic.read_distributor(&mut run.vm.platform().distributor.lock(), offset, width);
-        platform::deliver_news(run.vm);
+        platform::deliver_news_of(run);
         return match found {
             gic::Read::Value(value) => Read::Value(value),
             gic::Read::Retry => Read::Retry,
@@ -104,7 +104,7 @@ fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
     let Some((number, offset)) = redistributor_at(run, gpa) else { return Read::Nobody };
     let gic = &mut run.owner.arch.gic;
     let value = gic.read_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width);
-    platform::deliver_news(run.vm);
+    platform::deliver_news_of(run);
     Read::Value(value)
 }
 
@@ -119,13 +119,13 @@ fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
     if let Some(offset) = offset_in(gpa, run.vm.platform().layout.distributor, layout::DISTRIBUTOR_BYTES) {
         let gic = &mut run.owner.arch.gic;
         gic.write_distributor(&mut run.vm.platform().distributor.lock(), offset, width, value);
-        platform::deliver_news(run.vm);
+        platform::deliver_news_of(run);
         return true;
     }
     let Some((number, offset)) = redistributor_at(run, gpa) else { return false };
     let gic = &mut run.owner.arch.gic;
     gic.write_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width, value);
-    platform::deliver_news(run.vm);
+    platform::deliver_news_of(run);
     run.owner.arch.check_timer_link();
     true
 }

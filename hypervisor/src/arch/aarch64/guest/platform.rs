@@ -15,9 +15,11 @@ use super::layout::{self, Layout};
 use super::own_machine::{self, MachineOfVm};
 pub(crate) use super::own_machine::{take_devices, vcpus_with_devices};
 use crate::arch::GivenFunctions;
+use crate::cpu::step::Step;
 use crate::device::gic::{Distributor, FIRST_SPI};
 pub(crate) use crate::device::pl011::Pl011 as Uart;
 use crate::vcpu::run::Running;
+use crate::vcpu::unsent;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
 use crate::vm::memory::Memory;
@@ -73,15 +75,33 @@ impl GivenFunctions for Given {
 
 /// Delivers the interrupts that a change of the distributor has made pending.
 pub(super) fn deliver_news(vm: &Vm) {
+    while deliver_some_news(vm) {}
+}
+
+/// The same for a change by a vCPU that this pCPU runs. It may concern all others, so it is done in steps
+/// ([`unsent`]).
+pub(super) fn deliver_news_of(run: &Running<'_>) {
+    // Whoever has more to send goes on with both.
+    if !run.vcpu.mailbox().has(Pending::SEND) && deliver_some_news(run.vm) {
+        unsent::goes_on(run.vcpu);
+    }
+}
+
+/// Does one step of that. Returns whether there may be more.
+pub(crate) fn deliver_some_news(vm: &Vm) -> bool {
     if vm.platform().own_machine.is_some() {
         own_machine::carry_out(vm);
     }
+    let step = Step::begin();
     loop {
         let next = vm.platform().distributor.lock().next_news();
-        let Some(index) = next else { return };
+        let Some(index) = next else { return false };
         if let Some(vcpu) = vm.vcpus().get(index as usize) {
             vcpu.posted().interrupts.announce_spis();
             vm.post(index, Pending::INTERRUPT);
+        }
+        if step.is_over() {
+            return true;
         }
     }
 }

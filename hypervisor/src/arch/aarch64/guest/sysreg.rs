@@ -94,7 +94,7 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
             let [b0, b1, b2, ..] = value.to_le_bytes();
             let intid = u32::from_le_bytes([b0, b1, b2, 0]);
             run.owner.arch.gic.deactivate(intid, &mut run.vm.platform().distributor.lock());
-            platform::deliver_news(run.vm);
+            platform::deliver_news_of(run);
             true
         }
         // Cache maintenance by set and way: caches are coherent, and for a device that reads behind them it is no means

@@ -226,6 +226,11 @@ pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     synic::deliver(run);
 }
 
+/// Devices tell all at once.
+pub(crate) fn tell_more(_: &Vm) -> bool {
+    false
+}
+
 /// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::INIT) {

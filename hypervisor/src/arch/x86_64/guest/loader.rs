@@ -6,6 +6,7 @@ pub(crate) use x86_boot::KernelEntry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
 use super::own_machine::{self, Prepared};
+use crate::trace::longest::breathe;
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -47,8 +48,12 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
 }
 
 impl GuestMemory for Memory {
+    fn worked(&mut self) {
+        breathe();
+    }
+
     fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory> {
-        let written = Self::write(self, gpa, bytes);
+        let written = self.write_file(gpa, bytes);
         if written { Ok(()) } else { Err(OutsideMemory { gpa, bytes: bytes.len() }) }
     }
 }

@@ -48,7 +48,8 @@ pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Ne
         }
         // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
         let what = if is_fetch { "fetched an instruction from" } else { "keeps page tables at" };
-        run.vm.stop(
+        run.vm.stop_by(
+            run.index,
             StopReason::Unsupported,
             format_args!(
                 "vCPU {}: {what} GPA {gpa}, where there is no memory, {}",
@@ -140,7 +141,8 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) -> Next {
         Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
         Outcome::Unbacked(at) if run.vm.as_child().is_some() => return intercept::unbacked(run, at),
         Outcome::Unbacked(at) => {
-            run.vm.stop(
+            run.vm.stop_by(
+                run.index,
                 StopReason::Unsupported,
                 format_args!("vCPU {}: keeps code or page tables at GPA {at}, where there is no memory", run.index),
             );

@@ -360,7 +360,7 @@ impl MachineOfVm {
     /// A write there, by vCPU `index`.
     pub(super) fn write_port(&self, vm: &Vm, index: u32, at: u16, bytes: u8, value: u32) {
         if let Some((reason, verb)) = ends(at, bytes, value) {
-            vm.stop(reason, format_args!("vCPU {index} {verb}, port {at:#x} value {value:#x}"));
+            vm.stop_by(index, reason, format_args!("vCPU {index} {verb}, port {at:#x} value {value:#x}"));
             return;
         }
         match at {

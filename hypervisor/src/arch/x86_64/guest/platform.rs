@@ -213,7 +213,7 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
                 Some(PowerEvent::Reset) => (StopReason::Reset, "reset the machine"),
                 None => return,
             };
-            vm.stop(reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
+            vm.stop_by(index, reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
         }
         _ => write_wide(vm, index, port, bytes, wide),
     }

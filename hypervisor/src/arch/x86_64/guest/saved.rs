@@ -29,6 +29,7 @@ use crate::arch::hypercall::Held;
 use crate::arch::x86_64::backend::Injection as _;
 use crate::arch::x86_64::host::tsc;
 use crate::device::msr::is_valid_misc_enable;
+use crate::trace::longest::breathe;
 use crate::vcpu::Owner;
 use crate::vm::Vm;
 use crate::vm::saved::{decode, encode, senseless};
@@ -70,6 +71,7 @@ struct VcpuState {
     /// By the guest's counter; zero if there is none.
     tsc_deadline: u64,
     timers: Vec<u8>,
+    #[serde(with = "serde_bytes")]
     xsave: Vec<u8>,
 }
 
@@ -109,6 +111,7 @@ pub(crate) fn save_vcpu(vm: &Vm, index: u32, owner: &mut Owner, tick: u64) -> Ve
     let mut held = Held { vm, index, vcpu: &vm.vcpus()[index as usize], owner };
     let named = names().filter_map(|name| Some((name.number(), registers::read(&mut held, name).ok()?.as_u128())));
     let named = named.collect();
+    breathe();
     let arch = &mut held.owner.arch;
     let mut xsave = alloc::vec![0; MOST_XSAVE_BYTES];
     let length = arch.fpu.image(0, &mut xsave).unwrap_or(0);
@@ -139,6 +142,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
     if !events::are_possible(&state.events) || !is_valid_misc_enable(state.misc_enable) {
         return Err(senseless());
     }
+    breathe();
     let mut held = Held { vm, index, vcpu: &vm.vcpus()[index as usize], owner };
     held.owner.arch.set_tsc_offset(vm.platform().tsc_offset.load(Ordering::Relaxed));
     held.owner.arch.events = Events::with_state(&state.events);
@@ -151,6 +155,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
             held.owner.arch.apic.set_state(&local_apic, tick);
         }
     }
+    breathe();
     let arch = &mut held.owner.arch;
     arch.apic.place_tsc_deadline(arch.host_tick(state.tsc_deadline), tick);
     match vm.platform().hyperv.as_ref().map(HyperV::clock) {
@@ -182,6 +187,7 @@ pub(crate) fn time_stood_still(vm: &Vm, from: u64, to: u64) {
         hyperv.renew_clock(vm);
     }
     for vcpu in vm.vcpus() {
+        breathe();
         let mut guard = vcpu.own();
         let arch: &mut ArchVcpu = &mut guard.split().0.arch;
         arch.set_tsc_offset(offset);

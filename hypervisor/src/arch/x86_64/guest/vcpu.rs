@@ -497,7 +497,7 @@ pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, w
     if run.vm.as_child().is_some() {
         return intercept::unrecoverable(run, what);
     }
-    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    run.vm.stop_by(run.index, reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
     Next::Resume
 }
 

@@ -50,6 +50,22 @@ pub(crate) fn wait() {
     device_vectors::forward();
 }
 
+/// Takes pending interrupts, where IF alone masks them. In VMX it does: an interrupt that is pending at an entry ends
+/// it before the guest's first instruction, whatever the guest's IF.
+#[inline]
+pub(crate) fn take() {
+    // SAFETY: the host's GS, TR and IDT are in place, so handlers can run here. They may change memory.
+    unsafe { asm!("sti", "nop", "nop", "cli") }
+}
+
+/// Whether RFLAGS.IF is set.
+pub(crate) fn are_on() -> bool {
+    let flags: u64;
+    // SAFETY: reads a register by way of the stack.
+    unsafe { asm!("pushfq", "pop {}", out(reg) flags, options(preserves_flags)) };
+    flags & 1 << 9 != 0
+}
+
 /// Turns interrupts off. They are, unless something is very wrong.
 pub(crate) fn mask() {
     // SAFETY: nothing relies on interrupts being on.

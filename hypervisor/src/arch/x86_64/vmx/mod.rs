@@ -173,14 +173,6 @@ pub(in crate::arch::x86_64) fn flush(scope: Scope) {
     }
 }
 
-/// Takes pending interrupts. In VMX they are masked by IF alone: one that is pending at an entry ends it before the
-/// guest's first instruction, whatever the guest's IF.
-#[inline]
-pub(super) fn take_interrupts() {
-    // SAFETY: the host's GS, TR and IDT are in place, so handlers can run here. They may change memory.
-    unsafe { asm!("sti", "nop", "nop", "cli") }
-}
-
 /// Host physical address of a heap object. The heap is in the direct map.
 #[inline]
 fn hpa_of<T>(object: &T) -> Hpa {

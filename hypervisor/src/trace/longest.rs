@@ -1,0 +1,156 @@
+//! The longest work during which a pCPU takes no interrupts, for `bounds` on the command line (`dunlin bench bounds`).
+//!
+//! The hypervisor runs with interrupts off. They get their turn when a guest is entered, when the pCPU sleeps, and
+//! where long work lets them in ([`breathe`]). What lies between two such moments is a stretch. It ends under the name
+//! of what the pCPU was last busy with: the exit, or the part of its housekeeping.
+//!
+//! An emulator's clock that counts instructions makes these times counts of instructions, the same in each run. Without
+//! the option nothing is measured, and an exit costs what it always does: a vCPU whose exits are recorded is
+//! [traced](super).
+
+use alloc::vec::Vec;
+
+use crossbeam_utils::CachePadded;
+use log::info;
+use spin::Once;
+
+use crate::arch::{Arch, Machine};
+use crate::cpu;
+use crate::sync::{Mutex, per_host};
+
+/// Kinds of work that a pCPU tells apart.
+const KINDS: usize = 96;
+
+struct Stretch {
+    /// When the last one ended, in host ticks. Zero before the first.
+    since: u64,
+    /// What the pCPU does.
+    work: &'static str,
+    /// The longest one of each kind of work, in host ticks.
+    longest: Vec<(&'static str, u64)>,
+}
+
+per_host! {
+    static STRETCHES: Once<Vec<CachePadded<Mutex<Stretch>>>> = Once::new();
+}
+
+impl Stretch {
+    fn new() -> Self {
+        Self { since: 0, work: "start", longest: Vec::with_capacity(KINDS) }
+    }
+
+    /// Interrupts had their turn at this time.
+    fn end(&mut self, now: u64) {
+        if let Some(ticks) = now.checked_sub(self.since).filter(|_| self.since != 0) {
+            note(&mut self.longest, self.work, ticks);
+        }
+        self.since = now;
+    }
+}
+
+fn note(longest: &mut Vec<(&'static str, u64)>, work: &'static str, ticks: u64) {
+    if let Some((_, most)) = longest.iter_mut().find(|(name, _)| *name == work) {
+        *most = ticks.max(*most);
+    } else if longest.len() < KINDS {
+        longest.push((work, ticks));
+    }
+}
+
+/// From now on stretches are measured. Called once, when the VMs of the payload run.
+pub(crate) fn arm() {
+    STRETCHES.call_once(|| cpu::all().iter().map(|_| CachePadded::new(Mutex::new(Stretch::new()))).collect());
+}
+
+/// Whether stretches are measured.
+pub(crate) fn is_on() -> bool {
+    STRETCHES.get().is_some()
+}
+
+fn here(act: impl FnOnce(&mut Stretch)) {
+    if let Some(stretch) = STRETCHES.get().and_then(|all| all.get(cpu::this().id.index())) {
+        act(&mut stretch.lock());
+    }
+}
+
+/// This pCPU is busy with `work` from now on.
+pub(crate) fn busy_with(work: &'static str) {
+    here(|stretch| stretch.work = work);
+}
+
+/// A guest was entered at one time, and left at another, for `exit`.
+pub(crate) fn ran(entered_at: u64, left_at: u64, exit: &'static str) {
+    here(|stretch| {
+        stretch.end(entered_at);
+        (stretch.since, stretch.work) = (left_at, exit);
+    });
+}
+
+/// Takes this pCPU's interrupts. For work that is not on behalf of the vCPU that runs here: it may be anywhere between
+/// two entries.
+#[inline]
+pub(crate) fn take_interrupts() {
+    if !is_on() {
+        return Machine::take_interrupts();
+    }
+    ends_now();
+    Machine::take_interrupts();
+    begins_now();
+}
+
+/// The same in the middle of housekeeping. Nothing is locked that an interrupt of a device needs.
+pub(crate) fn breathe() {
+    ends_now();
+    Machine::take_interrupts_anywhere();
+    begins_now();
+}
+
+/// The same between two parts of housekeeping. The next one is `work`.
+pub(crate) fn breathe_before(work: &'static str) {
+    breathe();
+    busy_with(work);
+}
+
+/// This pCPU sleeps until an interrupt.
+pub(crate) fn wait() {
+    ends_now();
+    Machine::wait();
+    begins_now();
+    busy_with("wake-up");
+}
+
+fn ends_now() {
+    here(|stretch| stretch.end(Machine::now()));
+}
+
+fn begins_now() {
+    here(|stretch| stretch.since = Machine::now());
+}
+
+/// Logs the longest stretch of each kind of work, the longest first.
+pub(crate) fn report() {
+    let Some(all) = STRETCHES.get() else { return };
+    let mut longest = Vec::with_capacity(KINDS);
+    for stretch in all {
+        stretch.lock().longest.iter().for_each(|(work, ticks)| note(&mut longest, work, *ticks));
+    }
+    longest.sort_by_key(|(_, ticks)| core::cmp::Reverse(*ticks));
+    for (work, ticks) in longest {
+        info!("without interrupts for {} ns: {work}", Machine::ticks_to_nanos(ticks));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Stretch;
+
+    #[test]
+    fn longest_stretch_of_each_work_is_kept_and_what_came_before_the_first_chance_is_not() {
+        let mut stretch = Stretch::new();
+        stretch.end(1000);
+        for (work, end) in [("cpuid", 1100), ("msr", 1150), ("cpuid", 1350), ("cpuid", 1360)] {
+            stretch.work = work;
+            stretch.end(end);
+        }
+        assert_eq!(stretch.longest, [("cpuid", 200), ("msr", 50)]);
+    }
+}
