@@ -2,6 +2,7 @@
 
 mod all;
 mod bench_dirty;
+mod bounds;
 mod check;
 mod decode;
 mod dirty;
@@ -22,6 +23,7 @@ use crate::config::{Accel, Arch};
 
 pub(crate) use all::{AllArgs, CompareArgs};
 pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
+pub(crate) use bounds::BoundsArgs;
 pub(crate) use check::CheckArgs;
 pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
@@ -291,6 +293,9 @@ pub(crate) enum Measurement {
     /// Count what a VM that keeps the hypervisor busy costs its neighbour
     #[command(after_long_help = storms::HELP)]
     Storms(StormsArgs),
+    /// Count how long the hypervisor works before it takes an interrupt
+    #[command(after_long_help = bounds::HELP)]
+    Bounds(BoundsArgs),
     /// Compare guests of a parent VM with guests of KVM: the same QEMU, the same emulated machine
     #[command(after_long_help = parent::HELP)]
     Parent(ParentBenchArgs),

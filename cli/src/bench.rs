@@ -6,6 +6,7 @@
 
 mod all;
 mod boot;
+mod bounds;
 mod budget;
 mod circumstances;
 mod compare;
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Layout(layout)) => measure("layout", &|log| layout::run(layout, log)),
         Some(Measurement::Dirty(dirty)) => measure("dirty", &|log| dirty::run(dirty, log)),
         Some(Measurement::Storms(storms)) => measure("storms", &|log| storms::run(storms, log)),
+        Some(Measurement::Bounds(bounds)) => measure("bounds", &|log| bounds::run(bounds, log)),
         Some(Measurement::Parent(parent)) => measure("parent", &|log| parent::run(parent, log)),
         Some(Measurement::Machine(machine)) => measure("machine", &|log| machine::run(machine, log)),
         Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {
