@@ -156,6 +156,14 @@ impl Share {
         }
     }
 
+    /// The host has worked for the VM for `ticks`: as [`Self::charge`], but a cap is for what vCPUs run.
+    pub fn charge_for_work(&self, ticks: u64) {
+        if let Some(group) = &self.group {
+            group.charge_for_work(ticks);
+        }
+        self.time.fetch_add(self.weighed(ticks), Ordering::Relaxed);
+    }
+
     /// Raises the virtual time of the whole to `least`, if it is below: what was not used before is lost.
     pub fn lift(&self, least: VirtualTime) {
         raise(&self.whole().time, least);

@@ -252,6 +252,17 @@ fn cap_is_a_number_of_ticks_in_each_period() {
     assert_eq!(Share::default().left(now), u64::MAX);
 }
 
+#[test]
+fn work_of_the_host_counts_for_the_share_and_its_group_but_not_for_the_cap() {
+    let vm = Share::new(200, Some(Cap { ticks: PERIOD / 4, period: PERIOD, since: 0 }), CpuSet::ALL);
+    let left = vm.left(0);
+    vm.charge_for_work(PERIOD);
+    assert_eq!((vm.time(), vm.left(0)), (PERIOD / 2, left));
+    let member = Share::member_of(Arc::new(Share::new(200, None, CpuSet::ALL)));
+    member.charge_for_work(1_000);
+    assert_eq!((member.time(), member.whole().time()), (1_000, 500));
+}
+
 /// Periods are counted with 32 bits: on a host that runs for years, a VM must not seem to come from the future.
 #[test]
 fn cap_holds_on_a_host_that_has_run_for_years() {

@@ -23,7 +23,7 @@ use crate::trace::longest::{self, breathe};
 use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::table::table;
 use crate::vm::{Vm, tags};
-use crate::{exhaustion, frames, layout, trace};
+use crate::{cpu, exhaustion, frames, layout, trace};
 
 /// A VM with unfinished commands.
 #[derive(Default)]
@@ -341,6 +341,10 @@ impl Attended {
             replies.extend(self.pausing.take().map(|asker| (asker, Answer::Done)));
         }
         let Some(session) = &mut self.session else { return false };
+        if !session.has_work() {
+            return false;
+        }
+        let began = Machine::now();
         while session.has_work() {
             match session.step(&vm) {
                 Some(Done::Round(round)) => {
@@ -356,6 +360,7 @@ impl Attended {
                 break;
             }
         }
+        cpu::charge_work(vm.share(), began);
         session.has_work()
     }
 

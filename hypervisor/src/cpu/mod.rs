@@ -28,6 +28,7 @@ pub(crate) const MAX_CPUS: usize = 64;
 
 /// Number of a pCPU: 0 is the boot pCPU, the others follow without gaps.
 pub(crate) use sched::CpuId;
+use sched::Share;
 
 /// Data of one pCPU.
 #[lay_out]
@@ -166,6 +167,11 @@ pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
     cpu.timers.expire(now);
     scheduler::release(cpu, now);
     cpu.id == BOOT && poll()
+}
+
+/// Charges a VM with this share for what this pCPU has done for it since `began`, when it kept house.
+pub(crate) fn charge_work(share: &Share, began: u64) {
+    scheduler::charge_work(this(), share, began);
 }
 
 /// Has the pCPU that keeps house do so soon.

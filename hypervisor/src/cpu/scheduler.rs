@@ -56,6 +56,8 @@ const LONGEST_SWITCH_NANOS: u64 = 50_000;
 /// How much a vCPU runs before its VM is charged for it while others wait for the pCPU. All vCPUs of a VM write one
 /// word then. While none waits, it is a whole slice.
 const CHARGE_NANOS: u64 = 100_000;
+/// How far ahead of others a VM may be and still be charged for the host's work for it.
+const MOST_WORKED_AHEAD: VirtualTime = MAX_LAG;
 /// Periods of caps per second.
 const PERIODS_PER_SECOND: u64 = 20;
 
@@ -659,6 +661,30 @@ fn next_tick(cpu: &PerCpu) -> u64 {
 #[inline]
 pub(crate) fn others_wait(cpu: &PerCpu) -> bool {
     cpu.scheduler.waiting.load(Ordering::Relaxed) != 0
+}
+
+/// This pCPU, which is `cpu`, has worked since `began` for a VM with this share. That VM is charged for it, and not the
+/// one whose vCPU the work has interrupted. Work on a pCPU that no vCPU needs is free.
+///
+/// While the VM is further ahead of others than [`MOST_WORKED_AHEAD`], nobody is charged: among many VMs, it would not
+/// run for a long time afterwards.
+pub(super) fn charge_work(cpu: &PerCpu, share: &Share, began: u64) {
+    let (now, here) = (Machine::now(), Proof::by_place());
+    let worked = now.saturating_sub(began);
+    let state = &cpu.scheduler;
+    if state.is_running.get() != 0 {
+        state.charged_until.set(here, state.charged_until.get().saturating_add(worked).min(now));
+    } else {
+        // The next vCPU to run is not charged for it as for a switch.
+        state.switched_since.set(here, 0);
+        if !others_wait(cpu) {
+            return;
+        }
+    }
+    let ahead = share.whole().time().saturating_sub(state.floor.load(Ordering::Relaxed));
+    if ahead < MOST_WORKED_AHEAD && competes(share) {
+        share.charge_for_work(to_virtual(worked));
+    }
 }
 
 /// Whether the running vCPU, of a VM with this share, must leave: its VM has used up its cap, its slice is over and
