@@ -33,6 +33,7 @@ pub(crate) use exits::kvm_instructions;
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -99,6 +100,15 @@ fn progress(what: &str) {
 /// Runs `dunlin run --json` with these arguments and returns its JSON. Prints the progress messages of a measuring
 /// guest.
 fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
+    dunlin_run_beside(arguments, |_, _| ()).map(|(run, ())| run)
+}
+
+/// As [`dunlin_run`]. Meanwhile `beside` runs in another thread, with the number of the process. It has to return soon
+/// after the flag is set, which says that the process has ended.
+fn dunlin_run_beside<T: Send>(
+    arguments: &[&str],
+    beside: impl FnOnce(u32, &AtomicBool) -> T + Send,
+) -> Result<(Value, T), Failure> {
     let cannot = |error: std::io::Error| Failure::failed(format!("cannot start a run: {error}"));
     let mut child = Command::new(std::env::current_exe().map_err(cannot)?)
         .args(["run", "--json"])
@@ -109,11 +119,16 @@ fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
         .spawn()
         .map_err(cannot)?;
     let said = child.stderr.take().map(|stderr| thread::spawn(move || pass_on_progress(BufReader::new(stderr))));
+    let (pid, has_ended) = (child.id(), AtomicBool::new(false));
     let mut json = Vec::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_end(&mut json).map_err(cannot)?;
-    }
-    let status = child.wait().map_err(cannot)?;
+    let (status, beside) = thread::scope(|scope| {
+        let beside = scope.spawn(|| beside(pid, &has_ended));
+        let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_end(&mut json));
+        let status = read.and_then(|_| child.wait());
+        has_ended.store(true, Ordering::Relaxed);
+        (status, beside.join())
+    });
+    let status = status.map_err(cannot)?;
     let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
 
     let failed = |why: &str| {
@@ -123,7 +138,8 @@ fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
     if !status.success() {
         return Err(failed(&status.to_string()));
     }
-    serde_json::from_slice(&json).map_err(|error| failed(&error.to_string()))
+    let run = serde_json::from_slice(&json).map_err(|error| failed(&error.to_string()))?;
+    Ok((run, beside.map_err(|_| failed("what ran beside it has panicked"))?))
 }
 
 /// Reads everything, prints progress records as they arrive, and returns the rest.
@@ -143,13 +159,22 @@ fn pass_on_progress(reader: impl std::io::BufRead) -> String {
 
 /// As [`dunlin_run`], for the VMs that `toml` describes.
 fn dunlin_run_vms(toml: &str, arguments: &[&str]) -> Result<Value, Failure> {
+    dunlin_run_vms_beside(toml, arguments, |_, _| ()).map(|(run, ())| run)
+}
+
+/// As [`dunlin_run_beside`], for the VMs that `toml` describes.
+fn dunlin_run_vms_beside<T: Send>(
+    toml: &str,
+    arguments: &[&str],
+    beside: impl FnOnce(u32, &AtomicBool) -> T + Send,
+) -> Result<(Value, T), Failure> {
     let cannot = |error: std::io::Error| Failure::failed(format!("a temporary file: {error}"));
     let mut file = tempfile::Builder::new().prefix("dunlin-bench-").suffix(".toml").tempfile().map_err(cannot)?;
     file.write_all(toml.as_bytes()).map_err(cannot)?;
     let path = file.path().to_string_lossy().into_owned();
     let mut all = vec![path.as_str()];
     all.extend(arguments);
-    dunlin_run(&all)
+    dunlin_run_beside(&all, beside)
 }
 
 /// The only VM of a run.

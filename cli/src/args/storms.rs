@@ -8,10 +8,12 @@ use crate::config::Arch;
 pub(super) const HELP: &str = "\
 Two VMs of equal weight share one pCPU. One does one thing as fast as it can, for which the
 hypervisor has to work: exits, interrupts, flushes, a timer that has always expired, output without
-end. The other computes. How much of its work is lost, compared with a neighbour that computes, too?
+end, writes while dirty logs run. The other computes. How much of its work is lost, compared with a
+neighbour that computes, too?
 
-QEMU's clocks count instructions here, so each run repeats exactly. What a storm does to caches, and
-to pCPUs that it does not run on, does not show.
+QEMU's clocks count instructions here, so each run repeats exactly; not with dirty logs, which this
+tool harvests when the computer lets it. What a storm does to caches, and to pCPUs that it does not
+run on, does not show.
 
 The status is 1 if a neighbour loses more than 10 %.
 

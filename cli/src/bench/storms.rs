@@ -1,14 +1,17 @@
 //! Storms: what a VM that makes the hypervisor work as hard as it can costs its neighbour.
 //!
 //! Both VMs have the same weight and share one pCPU, so each is to get half, whatever the other does. The neighbour
-//! counts its work by its own clock. Under `-icount` a run repeats exactly, and the loss is that of instructions.
+//! counts its work by its own clock. Under `-icount` a run repeats exactly, and the loss is that of instructions. Only
+//! storms with [dirty logs](rounds) do not repeat exactly, because requests come from outside.
+
+mod rounds;
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
 use super::target::Target;
-use super::{dunlin_run_vms, progress};
+use super::{dunlin_run_vms_beside, progress};
 use crate::args::StormsArgs;
 use crate::config::Arch;
 use crate::failure::Failure;
@@ -25,21 +28,27 @@ struct Storm {
     experiment: &'static str,
     /// Additional keys of the VM's description.
     keys: &'static str,
+    /// Whether a dirty log of the VM runs.
+    is_logged: bool,
 }
 
 const fn storm(name: &'static str, what: &'static str, vcpus: u32, experiment: &'static str) -> Storm {
-    Storm { name, what, vcpus, experiment, keys: "" }
+    Storm { name, what, vcpus, experiment, keys: "", is_logged: false }
 }
 
 const fn with(keys: &'static str, storm: Storm) -> Storm {
     Storm { keys, ..storm }
 }
 
+const fn logged(keys: &'static str, storm: Storm) -> Storm {
+    Storm { keys, is_logged: true, ..storm }
+}
+
 /// Every other one is compared with this.
 const COMPUTE: Storm = storm("compute", "computes", 1, "compute");
 
 /// One exit after the other: `iterations=endless` repeats it for `seconds=`.
-const X86_64: [Storm; 16] = [
+const X86_64: [Storm; 18] = [
     storm("hypercalls", "makes hypercalls that mean nothing", 1, "vmmcall iterations=endless"),
     storm("msrs", "writes TSC_DEADLINE", 1, "wrmsr iterations=endless"),
     storm("control-registers", "changes CR4.PGE", 1, "cr4-write iterations=endless"),
@@ -51,6 +60,8 @@ const X86_64: [Storm; 16] = [
     storm("flushes-by-ipi", "flushes TLBs by IPI, 4 vCPUs all of them", 4, "flush-storm approach=ipi"),
     PAGE_FAULTS,
     TOUCHES,
+    LOGGED,
+    PROTECTED,
     storm("code", "patches code that its other vCPU executes", 2, "patched-code"),
     with("apic = \"xapic\"", storm("cached-code", "writes beside code of emulated accesses", 2, "decode-spread")),
     TIMER,
@@ -58,7 +69,7 @@ const X86_64: [Storm; 16] = [
     CONSOLE,
 ];
 
-const AARCH64: [Storm; 12] = [
+const AARCH64: [Storm; 14] = [
     storm("hypercalls", "asks the firmware for its version", 1, "hvc iterations=endless"),
     storm("registers", "writes a system register that is trapped", 1, "sysreg-write iterations=endless"),
     storm("mmio", "writes a register of its UART", 1, "mmio-write iterations=endless"),
@@ -68,6 +79,8 @@ const AARCH64: [Storm; 12] = [
     storm("flushes", "flushes all TLBs by broadcast, 4 vCPUs", 4, "flush-storm"),
     PAGE_FAULTS,
     TOUCHES,
+    LOGGED,
+    PROTECTED,
     TIMER,
     NAPS,
     CONSOLE,
@@ -79,6 +92,14 @@ const PAGE_FAULTS: Storm = storm("page-faults", "has page faults of its own", 1,
 const TOUCHES: Storm = with(
     "populate = \"touch-4K\"",
     storm("first-touches", "touches new memory, a fault of stage 2 each", 1, "fresh-pages iterations=620000"),
+);
+/// All of its memory is written again and again while dirty logs run: large pages are split, and harvested as small
+/// ones.
+const LOGGED: Storm = logged("", storm("dirty-logs", "writes everywhere while dirty logs run", 1, "stride memory=512"));
+/// The same where the processor records no writes: each small page faults at its first write after a round.
+const PROTECTED: Storm = logged(
+    "split = \"lazy\"\ndirty_source = \"write-protect\"",
+    storm("write-faults", "is logged, and faults for each page after each round", 1, "stride memory=512"),
 );
 /// For how many seconds the neighbour computes beside [`TOUCHES`], which ends by itself.
 const SECONDS_OF_TOUCHES: u32 = 2;
@@ -179,8 +200,11 @@ fn choose(args: &StormsArgs) -> Result<Vec<Storm>, Failure> {
 fn measure(args: &StormsArgs, storm: Storm) -> Result<(f64, Value), Failure> {
     progress(&format!("beside a VM that {}", storm.what));
     let Storm { vcpus, experiment, keys, .. } = storm;
-    let (seconds, memory) =
-        if storm.name == TOUCHES.name { (SECONDS_OF_TOUCHES, "2500M") } else { (args.seconds, "64M") };
+    let (seconds, memory) = match storm.name {
+        name if name == TOUCHES.name => (SECONDS_OF_TOUCHES, "2500M"),
+        _ if storm.is_logged => (args.seconds, "540M"),
+        _ => (args.seconds, "64M"),
+    };
     // The storm lasts longer than the neighbour's work.
     let longer = seconds + 1;
     let vm = |name: &str, vcpus: u32, memory: &str, keys: &str, cmdline: &str| {
@@ -194,7 +218,10 @@ fn measure(args: &StormsArgs, storm: Storm) -> Result<(f64, Value), Failure> {
         + &vm("neighbour", 1, "64M", "", &format!("experiments=compute seconds={seconds}"));
     let clock = CLOCK.map(|argument| format!("--qemu-arg={argument}"));
     let arguments: Vec<&str> = clock.iter().map(String::as_str).chain(["--accel=tcg", "--time-limit=10m"]).collect();
-    let run = dunlin_run_vms(&toml, &arguments)?;
+    let (run, rounds) = dunlin_run_vms_beside(&toml, &arguments, |pid, has_ended| {
+        if storm.is_logged { rounds::log(pid, has_ended, "storm") } else { Ok(0) }
+    })?;
+    let rounds = rounds?;
     let output = |name: &str| {
         let mut vms = run["vms"].as_array().into_iter().flatten();
         vms.find(|vm| vm["name"] == name).and_then(|vm| vm["output"].as_str()).unwrap_or_default()
@@ -203,6 +230,9 @@ fn measure(args: &StormsArgs, storm: Storm) -> Result<(f64, Value), Failure> {
         let lines: Vec<&str> = output("storm").lines().filter(|line| !line.contains("####")).collect();
         Failure::failed(format!("storm {}: {why}\n{}", storm.name, lines.join("\n")))
     };
+    if storm.is_logged && rounds < rounds::ROUNDS {
+        return Err(wrong("not even one dirty log was harvested"));
+    }
     // What is kept of a console's output may not have the end of a flood.
     if storm.name != CONSOLE.name {
         if !output("storm").contains("failures=0") {
