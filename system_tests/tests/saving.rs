@@ -68,7 +68,7 @@ fn measuring_guest_goes_on_in_another_host_with_its_own_checks_clean() {
     let folder = tempfile::tempdir().expect("can be made");
     let saved = folder.path().join("guest.vm");
     // Halted, spinning and waiting vCPUs, timers of the local APIC, IPIs on their way.
-    let first = Host::start(600, 2, &measuring_vm("guest", 4, "experiments=mixed seconds=25 seed=3"), |_| Vec::new());
+    let first = Host::start(600, 2, &measuring_vm("guest", 4, "experiments=mixed seconds=15 seed=3"), |_| Vec::new());
     shows(&first, "progress");
     let run = does(&first, &["save", "guest", text(&saved), "--json"]);
     let told = run.json();
@@ -90,7 +90,7 @@ fn measuring_guest_goes_on_in_another_host_with_its_own_checks_clean() {
 #[test]
 fn copy_of_a_vm_that_stays_runs_beside_it() {
     let host = host("500M", &[]);
-    let vm = file(&host, "guest.toml", &measuring_vm("guest", 2, "experiments=mixed seconds=20 seed=4"));
+    let vm = file(&host, "guest.toml", &measuring_vm("guest", 2, "experiments=mixed seconds=12 seed=4"));
     let saved = host.folder().join("guest.vm");
     does(&host, &["create", text(&vm), "--start"]);
     shows(&host, "guest| progress");
@@ -162,7 +162,7 @@ fn file_that_cannot_be_restored_is_refused_with_the_reason_and_leaves_nothing() 
 #[test]
 fn vm_goes_on_when_its_save_is_interrupted() {
     let host = host("400M", &[]);
-    let vm = file(&host, "guest.toml", &measuring_vm("guest", 2, "experiments=mixed seconds=15 seed=5"));
+    let vm = file(&host, "guest.toml", &measuring_vm("guest", 2, "experiments=mixed seconds=10 seed=5"));
     does(&host, &["create", text(&vm), "--start"]);
     shows(&host, "guest| progress");
     // Nobody can write there.
@@ -189,7 +189,7 @@ fn vm_goes_on_when_its_save_is_interrupted() {
 /// What Debian runs: checks of its memory and its clocks, a step a second.
 const CHECKS: &str = "\
 dd if=/dev/urandom of=/tmp/data bs=1M count=24 2>/dev/null; md5sum /tmp/data >/tmp/sum; last=0; i=0
-while [ $i -lt 25 ]; do
+while [ $i -lt 16 ]; do
   md5sum -c /tmp/sum >/dev/null || echo failure of memory
   now=$(cut -d. -f1 /proc/uptime); [ $now -ge $last ] || echo failure of the clock; [ $now -le $((last + 20)) ] || \
 [ $last = 0 ] || echo failure: a gap in the clock from $last to $now
@@ -218,7 +218,7 @@ fn debian_goes_on_in_another_host() {
     let _ = second.ask("list");
     let told = does(&second, &["restore", text(&saved), "--json"]).json();
     eprintln!("debian, restored: {told}");
-    shows(&second, "finished after 25 steps");
+    shows(&second, "finished after 16 steps");
     shows(&second, "vm \"debian\": ended, power off");
     is_clean(&second.said());
     ends(second);
