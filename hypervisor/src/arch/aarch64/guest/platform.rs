@@ -92,10 +92,16 @@ pub(crate) fn deliver_some_news(vm: &Vm) -> bool {
     if vm.platform().own_machine.is_some() {
         own_machine::carry_out(vm);
     }
+    let next = vm.platform().distributor.lock().next_news();
+    next.is_some_and(|first| tell_some(vm, first))
+}
+
+/// Tells the vCPU `first` and others, as far as a step goes. Returns whether there may be more.
+#[cold]
+fn tell_some(vm: &Vm, first: u32) -> bool {
     let step = Step::begin();
-    loop {
-        let next = vm.platform().distributor.lock().next_news();
-        let Some(index) = next else { return false };
+    let mut next = Some(first);
+    while let Some(index) = next {
         if let Some(vcpu) = vm.vcpus().get(index as usize) {
             vcpu.posted().interrupts.announce_spis();
             vm.post(index, Pending::INTERRUPT);
@@ -103,7 +109,9 @@ pub(crate) fn deliver_some_news(vm: &Vm) -> bool {
         if step.is_over() {
             return true;
         }
+        next = vm.platform().distributor.lock().next_news();
     }
+    false
 }
 
 #[inline]
