@@ -3,7 +3,7 @@
 //! A current figure is a link to its file, and the link's title is its name there:
 //!
 //! ```text
-//! An EOI takes [189](docs/exits.toml "x2apic-eoi") instructions.
+//! An EOI takes [191](docs/exits.toml "x2apic-eoi") instructions.
 //! ```
 //!
 //! [`find`] compares it with the file, and [`renewed`] updates it (`cargo xtask figures`). A figure that will not
