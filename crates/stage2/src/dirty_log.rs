@@ -173,11 +173,11 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         words.fill(0);
         words.iter_mut().zip(marks).for_each(|(word, marks)| *word = marks.get());
         walk.written(self.chunk(first_word, words.len()), self.source, |leaf| {
-            for (word, bits) in words_of(self.pages_of(leaf)) {
+            self.each_word(leaf, |word, bits| {
                 if let Some(word) = word.checked_sub(first_word).and_then(|at| words.get_mut(at)) {
                     *word |= bits;
                 }
-            }
+            });
         });
     }
 
@@ -198,7 +198,11 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         }
         fence(Ordering::SeqCst);
         let wanted_in = |word: usize| word.checked_sub(first_word).and_then(|at| wanted.get(at)).copied().unwrap_or(0);
-        let picked = |piece| words_of(self.pages_of(piece)).any(|(word, bits)| wanted_in(word) & bits != 0);
+        let picked = |piece| {
+            let mut is_any = false;
+            self.each_word(piece, |word, bits| is_any |= wanted_in(word) & bits != 0);
+            is_any
+        };
         let spill = |leaf| {
             for (word, bits) in words_of(self.pages_of(leaf)) {
                 if let Some(marks) = self.marks.as_ref().get(word) {
@@ -226,6 +230,18 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
             0 => 0,
             count => u64::MAX >> 64_u64.saturating_sub(count),
         }
+    }
+
+    /// Calls `look` with each word that has pages of `range`, and their bits.
+    #[inline]
+    fn each_word(&self, range: GpaRange, mut look: impl FnMut(usize, u64)) {
+        let offset = range.start.0.wrapping_sub(self.slot.start.0);
+        // By far the most often it is one page of the slot.
+        if range.bytes() == PAGE_BYTES && offset < self.slot.bytes() && offset.is_multiple_of(PAGE_BYTES) {
+            let page = offset / PAGE_BYTES;
+            return look(usize::try_from(page / 64).unwrap_or(usize::MAX), 1 << (page % 64));
+        }
+        words_of(self.pages_of(range)).for_each(|(word, bits)| look(word, bits));
     }
 
     /// Numbers of the pages of `range` that are in the slot, counted from its start.
