@@ -31,7 +31,7 @@ use crate::cpu::scheduler;
 use crate::device::guest_tsc::GuestTsc;
 use crate::frames::{self, Exhausted};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, point, relax};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence, point, relax};
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Owner, Vcpu};
@@ -188,6 +188,11 @@ impl Vm {
                 self.memory.tags().release(vcpu.into_inner().into_tags());
                 self.alive.fetch_sub(1, Ordering::AcqRel);
                 return Err(Exhausted);
+            }
+            // Either whoever ends the VM has found the new vCPU, or this finds that the VM ends.
+            fence(Ordering::SeqCst);
+            if self.ending().is_some() {
+                self.post(next, Pending::STOP);
             }
         }
         self.vcpus[index as usize].suspended().fetch_and(!suspend::ABSENT, Ordering::SeqCst);

@@ -340,6 +340,8 @@ impl Vm {
             let _ = fmt::Write::write_fmt(&mut text, detail);
             Ending { reason, detail: text.0 }
         });
+        // Before anybody looks which vCPUs there are: a child may get another one now.
+        fence(Ordering::SeqCst);
         self.post(0, Pending::STOP);
     }
 
