@@ -248,7 +248,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
             if !self.walk.exchange(leaf, bits) {
                 return false;
             }
-            self.stale = self.stale.merge(self.walk.tree.owed_for(page, leaf.level));
+            self.stale.add(self.walk.tree.owed_for(page, leaf.level));
         }
         self.left |= !self.walk.is_still(bits);
         true

@@ -170,6 +170,22 @@ impl Stale {
         self
     }
 
+    /// Adds the flush of one more leaf: what [`merge`](Self::merge) gives, and fast once there is a range.
+    pub(crate) fn add(&mut self, leaf: Self) {
+        if let (What::Range(range), What::Pages(_)) = (&mut self.what, &leaf.what)
+            && self.scope >= leaf.scope
+        {
+            let (start, end) = (self.start.min(leaf.start), self.end.max(leaf.end));
+            if let Some(grown) = GpaRange::new(start, end.0 - start.0) {
+                (*range, self.start, self.end) = (grown, start, end);
+                self.tables |= leaf.tables;
+                self.level = self.level.filter(|level| Some(*level) == leaf.level);
+                return;
+            }
+        }
+        *self = self.merge(leaf);
+    }
+
     /// One flush for both. It may cover more than the two: a flush of too much is only slow.
     pub fn merge(self, other: Self) -> Self {
         if self.is_empty() {

@@ -8,6 +8,7 @@ mod operations;
 mod pace;
 mod quiet;
 mod sequences;
+mod stale;
 mod tlbi;
 
 use crate::{
