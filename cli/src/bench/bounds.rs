@@ -96,7 +96,7 @@ fn by_guest(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failure>
 
 fn by_commands(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failure> {
     let toml = format!("[host]\narch = \"{}\"\npcpus = 1\nmemory = \"2G\"\n", arch.name())
-        + &vm("small", 1, "64M", "naps seconds=0");
+        + &vm("small", 1, "256M", "stride seconds=600");
     let big = directory.join("big.toml");
     // All of its vCPUs are awake again and again.
     fs::write(&big, vm("big", VCPUS, "512M", "naps seconds=0")).map_err(|error| failed("a temporary file", &error))?;
@@ -106,6 +106,13 @@ fn by_commands(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failu
     let host = Host::start(directory, &toml)?;
     host.wait_until_it_answers()?;
     let mut commands = vec![
+        // It writes to all of its memory.
+        vec!["dirty", "start", "small"],
+        vec!["dirty", "round", "small"],
+        vec!["dirty", "round", "small"],
+        vec!["dirty", "stop", "small"],
+        // Meanwhile its large pages come back.
+        vec!["trace", "--time", "2s", "--output", &traced],
         vec!["create", &big, "--start"],
         vec!["list"],
         vec!["stats", "--vm", "big"],
@@ -119,7 +126,6 @@ fn by_commands(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failu
         vec!["dirty", "compare", "big"],
         vec!["resume", "big"],
         vec!["dirty", "stop", "big"],
-        vec!["trace", "--time", "500ms", "--output", &traced],
     ];
     if arch == Arch::X86_64 {
         commands.extend([vec!["save", "big", &saved], vec!["restore", &saved]]);
