@@ -18,7 +18,7 @@
 //!   others here ([`Turn::Woken`]).
 //! * A vCPU may give way to the others although it has a better claim ([`Turn`]).
 //!
-//! The queue is short, so it is searched each time: the virtual time of a VM changes while its vCPUs wait. Whoever
+//! The queue is searched each time, because the virtual time of a VM changes while its vCPUs wait. Whoever
 //! creates a vCPU makes room for it in each queue where it may ever wait ([`RunQueue::reserve`]). So waiting for a pCPU
 //! never allocates.
 
