@@ -25,11 +25,11 @@ pub(crate) use super::machine::format::with_known_format;
 use super::paging::direct_map;
 use super::trace::{self, TraceEvent};
 use super::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
 use crate::mutants::{self, Mutant};
 use crate::sync::point;
-use crate::trace::longest::breathe;
 use crate::vm::memory::ZEROED_AT_ONCE;
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
@@ -85,7 +85,7 @@ impl TablePool {
         let run = Frames::allocate(bytes, bytes)?;
         for at in (0..bytes.div_ceil(ZEROED_AT_ONCE)).map(|part| part * ZEROED_AT_ONCE) {
             run.zero_part(at, ZEROED_AT_ONCE);
-            breathe();
+            preemption_point();
         }
         let fresh = run.hpa();
         let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, given_count: 0, fresh }));

@@ -18,8 +18,8 @@ use log::warn;
 use super::port::{Asker, Peer};
 use super::{Control, host_info};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::{preemption_point, preemption_point_before};
 use crate::mutants::{self, Mutant};
-use crate::trace::longest::{self, breathe};
 use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::table::table;
 use crate::vm::{Vm, tags};
@@ -59,7 +59,7 @@ impl Control {
 
     /// Executes a request, and answers it unless it takes longer.
     pub(super) fn carry_out(&mut self, peer: Peer, Request { id, command }: Request) {
-        longest::breathe_before(command.name());
+        preemption_point_before(command.name());
         let asker = Asker { peer, id };
         if let Some(result) = self.obey(asker, command).transpose() {
             self.reply(asker, result);
@@ -355,7 +355,7 @@ impl Attended {
                 }
                 None => {}
             }
-            breathe();
+            preemption_point();
             if Machine::now() > until {
                 break;
             }

@@ -11,9 +11,9 @@ use abi::control::{CONSOLE_CHUNK, Line, Message};
 use super::WORK_NANOS;
 use super::port::Port;
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::output::Turns;
 use crate::terminal::{Key, Terminal};
-use crate::trace::longest::breathe;
 use crate::vm::table::table;
 use crate::vm::{LINES, Vm};
 
@@ -203,7 +203,7 @@ impl Consoles {
         if most == 0 {
             return 0;
         }
-        breathe();
+        preemption_point();
         let tell = |asserted| Machine::serial_interrupt(vm, line, asserted);
         let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
         let count = bytes.len();

@@ -27,9 +27,10 @@ use crossbeam_utils::CachePadded;
 use log::{error, info};
 
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::{preemption_point, preemption_point_before};
 use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, per_host};
-use crate::trace::longest::{self, breathe};
+use crate::trace::longest;
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
 use crate::vm::table::{self, table};
@@ -150,22 +151,22 @@ pub(crate) fn poll() -> bool {
     let Some(mut guard) = CONTROL.try_lock() else { return false };
     let Some(control) = &mut *guard else { return false };
 
-    longest::breathe_before("requests");
+    preemption_point_before("requests");
     let mut has_more = control.listen();
     has_more |= control.listen_to_visitor();
-    longest::breathe_before("keyboard");
+    preemption_point_before("keyboard");
     has_more |= control.typed();
-    longest::breathe_before("commands that take longer");
+    preemption_point_before("commands that take longer");
     has_more |= control.work();
-    longest::breathe_before("output of guests");
+    preemption_point_before("output of guests");
     has_more |= control.consoles.show(&mut control.port);
-    longest::breathe_before("orphans");
+    preemption_point_before("orphans");
     end_orphans();
-    longest::breathe_before("statistics for a parent");
+    preemption_point_before("statistics for a parent");
     renew_statistics();
-    longest::breathe_before("VMs that have ended");
+    preemption_point_before("VMs that have ended");
     control.bury();
-    longest::breathe_before("answers");
+    preemption_point_before("answers");
     control.port.transmit();
     has_more |= control.answer_visitor();
 
@@ -204,7 +205,7 @@ impl Control {
     }
 
     fn say(&mut self, to: Peer, message: &Message) {
-        breathe();
+        preemption_point();
         match (to, &mut self.visitor) {
             (Peer::Host, _) => self.port.say(message),
             (Peer::Parent(..), Some(visitor)) if visitor.peer() == to => visitor.say(message),
@@ -227,18 +228,18 @@ impl Control {
         for attended in &mut self.attended {
             has_more |= attended.work(until, &mut replies);
         }
-        breathe();
+        preemption_point();
         for (asker, answer) in replies {
             self.reply(asker, Ok(answer));
         }
         self.attended.retain(|attended| !attended.is_done());
-        longest::breathe_before("creation of a VM");
+        preemption_point_before("creation of a VM");
         has_more |= self.create(until);
-        longest::breathe_before("save of a VM");
+        preemption_point_before("save of a VM");
         self.save();
-        longest::breathe_before("restore of a VM");
+        preemption_point_before("restore of a VM");
         has_more |= self.restore(until);
-        longest::breathe_before("commands that take longer");
+        preemption_point_before("commands that take longer");
         self.let_go();
         has_more |= trace::goes_on();
         has_more

@@ -11,7 +11,7 @@ use abi::control::{Answer, FrameError, Message, Receiver, Refusal, Request, enco
 use log::error;
 
 use crate::arch::{Arch, ControlPort as _, Machine};
-use crate::trace::longest::breathe;
+use crate::cpu::preemption::preemption_point;
 use crate::vm::Vm;
 use crate::vm::tool_port::Session;
 
@@ -67,11 +67,11 @@ impl Link {
     ) -> Option<Result<Request, FrameError>> {
         loop {
             for at in self.unread.by_ref() {
-                if let Some(request) = self.receiver.push_in_steps(self.incoming[at], breathe) {
+                if let Some(request) = self.receiver.push_in_steps(self.incoming[at], preemption_point) {
                     return Some(request);
                 }
             }
-            breathe();
+            preemption_point();
             let most = INCOMING_CHUNK.min(*budget);
             let count = if most == 0 { 0 } else { receive(&mut self.incoming[..most]).min(most) };
             if count == 0 {
@@ -88,7 +88,7 @@ impl Link {
     }
 
     fn say(&mut self, message: &Message) {
-        match encode_in_steps(message, breathe) {
+        match encode_in_steps(message, preemption_point) {
             Ok(frame) => self.outgoing.extend(frame),
             Err(error) => error!("a message for the control port was lost: {error}"),
         }

@@ -18,9 +18,9 @@ use log::{info, warn};
 use super::Control;
 use super::port::{Asker, Peer};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::frames::{self, Filled, Frames};
 use crate::mutants::{self, Mutant};
-use crate::trace::longest::breathe;
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
 use crate::vm::table::{self, table};
@@ -109,7 +109,7 @@ impl Control {
         let made = loop {
             match creation.step(spec) {
                 Ok(None) if Machine::now() > until => return true,
-                Ok(None) => breathe(),
+                Ok(None) => preemption_point(),
                 Ok(Some(vm)) => break Ok(vm),
                 Err(why) => break Err(why),
             }

@@ -21,9 +21,9 @@ use super::Control;
 use super::commands::running;
 use super::port::{Asker, Peer};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::frames::Filled;
 use crate::mutants::{self, Mutant};
-use crate::trace::longest::breathe;
 use crate::vm::{Vm, saved, table};
 
 /// Seconds without a command after which the VM goes on. A tool's slowest step is to wait for its disk.
@@ -125,7 +125,7 @@ impl Control {
         let mut page = [0; PAGE];
         for number in 0..PAGES {
             if number % 8 == 0 {
-                breathe();
+                preemption_point();
             }
             let at = Gpa(gpa + number as u64 * PAGE_BYTES);
             if vm.memory.read(at, &mut page) && !is_zero(&page) {

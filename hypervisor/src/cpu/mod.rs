@@ -3,6 +3,7 @@
 //! A [`PerCpu`] block is laid out by writer: its own pCPU, or any pCPU. Blocks are made once, when the machine's CPUs
 //! are known, and live for ever. So all code passes around `&'static PerCpu`.
 
+pub(crate) mod preemption;
 pub(crate) mod room;
 pub(crate) mod scheduler;
 pub(crate) mod step;
@@ -19,9 +20,9 @@ use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::io::iommu;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
-use crate::trace::longest;
 use crate::vm::dirty::comeback;
 use crate::vm::visits::FoundLately;
+use preemption::preemption_point_before;
 
 /// Maximum number of pCPUs in use; further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
@@ -182,11 +183,11 @@ pub(crate) fn call_housekeeper() {
 fn poll() -> bool {
     let calls_before = calls();
     let mut has_more = control::poll();
-    longest::breathe_before("large pages that come back");
+    preemption_point_before("large pages that come back");
     has_more |= comeback::work();
-    longest::breathe_before("events of IOMMUs");
+    preemption_point_before("events of IOMMUs");
     iommu::report();
-    longest::breathe_before("switch");
+    preemption_point_before("switch");
     // Interrupts that were taken meanwhile may be calls for more.
     has_more |= calls() != calls_before;
     BUSY.store(has_more, Ordering::Relaxed);

@@ -16,6 +16,7 @@ use sched::{Claim, CpuId, CpuSet, IdleSet, MAX_LAG, Member, Pending, RunQueue, S
 use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
+use super::preemption::preemption_point_before;
 use super::step::Step;
 use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, room, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
@@ -312,7 +313,7 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
 /// One pass of the loop: runs a vCPU, or sleeps.
 pub(crate) fn turn(cpu: &'static PerCpu) {
     // One vCPU after the other may run without an entry: a VM of many ends.
-    longest::breathe_before("switch");
+    preemption_point_before("switch");
     housekeeping(cpu);
     match pick(cpu) {
         Some((time, vcpu)) => run_one(cpu, time, vcpu),

@@ -1,8 +1,8 @@
 //! The longest work during which a pCPU takes no interrupts, for `bounds` on the command line (`dunlin bench bounds`).
 //!
-//! The hypervisor runs with interrupts off. They get their turn when a guest is entered, when the pCPU sleeps, and
-//! where long work lets them in ([`breathe`]). What lies between two such moments is a stretch. It ends under the name
-//! of what the pCPU was last busy with: the exit, or the part of its housekeeping.
+//! The hypervisor runs with interrupts off. A pCPU takes them when it enters a guest, when it sleeps, and at
+//! [preemption points](crate::cpu::preemption). What lies between two of these is a stretch. Its name is what the pCPU
+//! was last busy with: the exit, or the part of its housekeeping.
 //!
 //! An emulator's clock that counts instructions makes these times counts of instructions, the same in each run. Without
 //! the option nothing is measured, and an exit costs what it always does: a vCPU whose exits are recorded is
@@ -85,8 +85,7 @@ pub(crate) fn ran(entered_at: u64, left_at: u64, exit: &'static str) {
     });
 }
 
-/// Takes this pCPU's interrupts. For work that is not on behalf of the vCPU that runs here: it may be anywhere between
-/// two entries.
+/// Takes this pCPU's interrupts, in the vCPU loop.
 #[inline]
 pub(crate) fn take_interrupts() {
     if !is_on() {
@@ -97,19 +96,6 @@ pub(crate) fn take_interrupts() {
     begins_now();
 }
 
-/// The same in the middle of housekeeping. Nothing is locked that an interrupt of a device needs.
-pub(crate) fn breathe() {
-    ends_now();
-    Machine::take_interrupts_anywhere();
-    begins_now();
-}
-
-/// The same between two parts of housekeeping. The next one is `work`.
-pub(crate) fn breathe_before(work: &'static str) {
-    breathe();
-    busy_with(work);
-}
-
 /// This pCPU sleeps until an interrupt.
 pub(crate) fn wait() {
     ends_now();
@@ -118,11 +104,13 @@ pub(crate) fn wait() {
     busy_with("wake-up");
 }
 
-fn ends_now() {
+/// This pCPU takes its interrupts now.
+pub(crate) fn ends_now() {
     here(|stretch| stretch.end(Machine::now()));
 }
 
-fn begins_now() {
+/// It has taken them.
+pub(crate) fn begins_now() {
     here(|stretch| stretch.since = Machine::now());
 }
 

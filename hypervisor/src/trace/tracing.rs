@@ -10,6 +10,7 @@ use spin::Once;
 use super::longest;
 use super::ring::{OutOfMemory, Ring};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::cpu::{self, scheduler};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 
@@ -43,7 +44,7 @@ pub(crate) fn start() -> Result<(), OutOfMemory> {
     let rings = match RINGS.get() {
         Some(rings) => rings,
         None => {
-            let rings = (0..cpu::count()).map(|_| Ring::new(longest::breathe)).collect::<Result<Vec<_>, _>>()?;
+            let rings = (0..cpu::count()).map(|_| Ring::new(preemption_point)).collect::<Result<Vec<_>, _>>()?;
             RINGS.call_once(|| rings)
         }
     };

@@ -77,12 +77,11 @@ fn keep(vm: &Vm, sender: &Vcpu, what: u64, next: u32, others: impl Iterator<Item
     }
     unsent.what.set(Proof::by_place(), what);
     core::iter::once(next).chain(others).for_each(|id| unsent.add(id));
-    sender.mailbox().leave(Pending::SEND);
+    keep_out(sender);
 }
 
-/// The vCPU `sender`, which this pCPU runs, has more to tell others by [`Arch::tell_more`].
-#[allow(dead_code, reason = "not every architecture tells more")]
-pub(crate) fn goes_on(sender: &Vcpu) {
+/// Keeps the vCPU `sender`, which this pCPU runs, out of its guest until it has told others all that it has to.
+pub(crate) fn keep_out(sender: &Vcpu) {
     sender.mailbox().leave(Pending::SEND);
 }
 
@@ -90,7 +89,7 @@ pub(crate) fn goes_on(sender: &Vcpu) {
 #[cold]
 pub(crate) fn go_on(vm: &Vm, sender: &Vcpu) {
     if Machine::tell_more(vm) {
-        return goes_on(sender);
+        return keep_out(sender);
     }
     let unsent = sender.unsent();
     let step = Step::begin();
@@ -102,6 +101,6 @@ pub(crate) fn go_on(vm: &Vm, sender: &Vcpu) {
         }
     }
     if !unsent.is_empty() && !mutants::is(Mutant::RestNotSent) {
-        sender.mailbox().leave(Pending::SEND);
+        keep_out(sender);
     }
 }

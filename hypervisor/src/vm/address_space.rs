@@ -22,10 +22,10 @@ use super::tags::{TagPool, VmTags};
 use crate::arch::block::Block;
 use crate::arch::tables::TablePool;
 use crate::arch::{Arch, Machine, VcpuState};
+use crate::cpu::preemption::preemption_point;
 use crate::mutants::{self, Mutant};
 use crate::sync::{MutexGuard, Ordering, relax};
 use crate::trace;
-use crate::trace::longest::breathe;
 use crate::vcpu::run::Running;
 use crate::vcpu::{Owner, Tally, Vcpu};
 
@@ -253,7 +253,7 @@ impl Tlb for AllTlbs<'_> {
         let worked = worked + entries;
         self.worked.set(Some(worked % ENTRIES_AT_ONCE));
         if worked >= ENTRIES_AT_ONCE {
-            breathe();
+            preemption_point();
         }
     }
 }

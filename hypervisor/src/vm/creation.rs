@@ -22,11 +22,11 @@ use super::tags::VmTags;
 use super::{DETAIL_BYTES, Parts, Vm};
 use crate::arch::block::Block;
 use crate::arch::{Arch, GivenFunctions, Machine, VcpuState};
+use crate::cpu::preemption::preemption_point;
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
 use crate::io::iommu::{self, Functions};
-use crate::trace::longest::breathe;
 use crate::vcpu::Vcpu;
 
 /// Why there is no VM.
@@ -141,7 +141,7 @@ impl Creation {
                         return Err(NotCreated::new(About::Vcpus, why));
                     }
                 }
-                breathe();
+                preemption_point();
                 Ok(if vcpus.len() == count { self.complete() } else { None })
             }
             Stage::Over => Ok(None),
@@ -151,14 +151,14 @@ impl Creation {
     /// Loads the kernel into memory that is complete.
     fn load(&mut self, spec: Spec<'_>) -> Result<(), NotCreated> {
         let Stage::Memory(assembly) = core::mem::replace(&mut self.stage, Stage::Over) else { return Ok(()) };
-        breathe();
+        preemption_point();
         let mut memory = assembly.finish().map_err(|error| lacks_memory(&self.config, &error))?;
         match self.config.decode_cache {
             DecodeCache::WriteProtect => memory.remember_decoded(Vouching::Walk),
             DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
             DecodeCache::Off | DecodeCache::Bytes => {}
         }
-        breathe();
+        preemption_point();
         let entry = if self.loads {
             let loaded = Machine::load(&spec, &mut memory);
             Some(loaded.map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?)
@@ -180,7 +180,7 @@ impl Creation {
             let owned = memory.own(Functions::These(functions), Some(given));
             owned.map_err(|why| NotCreated::new(About::Devices, why.to_string()))?;
         }
-        breathe();
+        preemption_point();
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
             let count = self.config.vcpus;
             NotCreated::new(About::Vcpus, format!("{count} vCPUs: the host has no memory left from vCPU 0 on"))

@@ -22,10 +22,10 @@ use super::tags::VmTags;
 use super::visits::Visits;
 use crate::arch::tables::{GivenPages, TablePool};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::io::iommu::{Devices, Functions, NotOwned};
 use crate::sync::{AtomicU64, Mutex};
-use crate::trace::longest::breathe;
 
 pub(super) type Decoded = <Machine as Arch>::Decoded;
 
@@ -187,7 +187,7 @@ impl Assembly {
             return Ok(false);
         }
 
-        breathe();
+        preemption_point();
         let Some((frames, _)) = self.last.take() else { return Ok(false) };
         if let Wanted::InPlace { bytes, .. } = &mut self.wanted {
             *bytes = bytes.saturating_sub(frames.bytes());
@@ -403,7 +403,7 @@ impl Memory {
     /// The same for a file: lets interrupts in now and then.
     pub(crate) fn write_file(&self, gpa: Gpa, from: &[u8]) -> bool {
         from.chunks(WRITTEN_AT_ONCE).enumerate().all(|(number, piece)| {
-            breathe();
+            preemption_point();
             gpa.checked_add((number * WRITTEN_AT_ONCE) as u64).is_some_and(|at| self.write(at, piece))
         })
     }

@@ -39,11 +39,11 @@ use vcpu_layout::lay_out;
 use crate::arch::block::Block;
 use crate::arch::growing::Growing;
 use crate::arch::{Arch, Machine, VcpuState};
+use crate::cpu::preemption::preemption_point;
 use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
-use crate::trace::longest::breathe;
 use crate::vcpu::Vcpu;
 use child::Child;
 use memory::Memory;
@@ -206,7 +206,7 @@ impl Vm {
         }));
 
         for (index, vcpu) in (0..).zip(vm.vcpus()) {
-            breathe();
+            preemption_point();
             vcpu.set_handle(VcpuRef::new(vm.clone(), index));
         }
         if let Some(entry) = entry {
@@ -370,7 +370,7 @@ impl Vm {
     pub(crate) fn last_counters(&self) -> Vec<VcpuCounters> {
         let mut counters = Vec::new();
         if counters.try_reserve_exact(self.vcpus.len()).is_ok() {
-            counters.extend(self.vcpus.iter().inspect(|_| breathe()).map(|vcpu| vcpu.counters().snapshot()));
+            counters.extend(self.vcpus.iter().inspect(|_| preemption_point()).map(|vcpu| vcpu.counters().snapshot()));
         }
         counters
     }
@@ -401,7 +401,7 @@ impl Vm {
 /// Frees a VM that has ended, in steps.
 pub(crate) fn take_apart(mut vm: Arc<Vm>) {
     if let Some(vm) = Arc::get_mut(&mut vm) {
-        vm.free_vcpus(breathe);
+        vm.free_vcpus(preemption_point);
     }
 }
 

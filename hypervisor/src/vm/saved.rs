@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 
 use super::{LINES, Vm};
 use crate::arch::{Arch, Machine};
+use crate::cpu::preemption::preemption_point;
 use crate::frames::{Exhausted, Filled, Frames};
-use crate::trace::longest::breathe;
 
 /// Maximum number of bytes of the state of one vCPU, and of everything else.
 const VCPU_BYTES: u64 = 8 << 10;
@@ -58,7 +58,7 @@ pub(crate) fn save(vm: &Vm, tick: u64) -> Result<Filled, Exhausted> {
         add(&encode(&vm.serial(line).state()))?;
     }
     for (index, vcpu) in (0..).zip(vm.vcpus()) {
-        breathe();
+        preemption_point();
         add(&Machine::save_vcpu(vm, index, vcpu.own().split().0, tick))?;
     }
     Ok(state)
@@ -84,7 +84,7 @@ pub(crate) fn restore(vm: &Vm, state: &[u8], tick: u64) -> Result<(), String> {
         vm.serial(line).set_state(&state, tell).ok_or_else(senseless)?;
     }
     for (index, vcpu) in (0..).zip(vm.vcpus()) {
-        breathe();
+        preemption_point();
         Machine::restore_vcpu(vm, index, vcpu.own().split().0, next()?, tick)?;
     }
     if rest.is_empty() { Ok(()) } else { Err(senseless()) }

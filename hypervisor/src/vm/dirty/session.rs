@@ -15,9 +15,10 @@ use stage2::{Collapse, Format, Limbo, Pace, Rounds, Shape, Source, Spare, Start,
 use super::log::{self, SlotLog};
 use crate::arch::{Arch, Machine};
 use crate::cpu;
+use crate::cpu::preemption::preemption_point;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::mutants::{self, Mutant};
-use crate::trace::longest::{self, breathe};
+use crate::trace::longest;
 use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
 
@@ -150,7 +151,9 @@ impl Session {
         reserve(&mut sent, slots.len())?;
         for slot in slots {
             let log = slot.log(policy, source);
-            sent.push(Rounds::new(&log, zeros(words_of(&log))?, breathe).expect("there is a bit for each page"));
+            sent.push(
+                Rounds::new(&log, zeros(words_of(&log))?, preemption_point).expect("there is a bit for each page"),
+            );
         }
         let longest = slots.iter().map(|slot| words_of(&slot.log(policy, source))).max().unwrap_or(0);
         let dirty = zeros(longest)?;
@@ -342,7 +345,7 @@ impl Session {
         for (words, first) in self.dirty[..words_of(&log)].chunks_mut(WORDS_AT_ONCE).zip((0..).step_by(WORDS_AT_ONCE)) {
             log.get(stage2, first, words);
             is_clean &= words.iter().all(|word| *word == 0);
-            breathe();
+            preemption_point();
         }
         if is_clean {
             return;
@@ -359,7 +362,7 @@ impl Session {
             for (number, pages) in copyable.words().enumerate() {
                 self.found.extend(pages);
                 if number % FOUND_AT_ONCE == 0 {
-                    breathe();
+                    preemption_point();
                 }
             }
         }
@@ -374,7 +377,7 @@ impl Session {
         let start = vm.memory.dirty_state().slots()[slot].range.start;
         let mut bytes = [NONSENSE; PAGE];
         for page in pages.iter().take(PAGES_AT_ONCE) {
-            breathe();
+            preemption_point();
             let offset = page * PAGE_BYTES;
             let is_read = lose || vm.memory.read(Gpa(start.0 + offset), &mut bytes);
             let is_written = mirror.write(offset, &bytes);
@@ -387,9 +390,9 @@ impl Session {
         for slot in 0..self.sent.len() {
             if lose {
                 let log = self.log(vm, slot);
-                self.sent[slot].cancel(&log, breathe);
+                self.sent[slot].cancel(&log, preemption_point);
             } else {
-                self.sent[slot].acknowledge(breathe);
+                self.sent[slot].acknowledge(preemption_point);
             }
         }
     }
@@ -413,7 +416,7 @@ impl Session {
         let mut here = [0; PAGE];
         let mut there = [0; PAGE];
         for number in from..end {
-            breathe();
+            preemption_point();
             let offset = number * PAGE_BYTES;
             let gpa = Gpa(slot.range.start.0 + offset);
             let is_read = vm.memory.read(gpa, &mut here) && frames.read(offset, &mut there);
@@ -517,7 +520,7 @@ fn zeros(count: usize) -> Result<Vec<u64>, Exhausted> {
     reserve(&mut words, count)?;
     while words.len() < count {
         words.resize(count.min(words.len() + WORDS_AT_ONCE), 0);
-        breathe();
+        preemption_point();
     }
     Ok(words)
 }

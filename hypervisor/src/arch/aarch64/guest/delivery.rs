@@ -66,7 +66,10 @@ impl Posted {
     }
 }
 
-pub(crate) use super::platform::deliver_some_news as tell_more;
+/// One more step of what the distributor has to tell.
+pub(crate) fn tell_more(vm: &Vm) -> bool {
+    platform::deliver_some_news(vm)
+}
 
 /// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {

@@ -9,8 +9,8 @@ use addr::{GpaRange, HpaRange};
 use vm_fdt::{Error, FdtWriter};
 
 use super::layout::{self, Layout};
+use crate::cpu::preemption::preemption_point;
 use crate::device::affinity::affinity;
-use crate::trace::longest::breathe;
 
 /// Phandles, in a tree without nodes of the machine's.
 const INTERRUPT_CONTROLLER: u32 = 1;
@@ -90,7 +90,7 @@ pub(super) fn write(
     tree.property_u32("#address-cells", 2)?;
     tree.property_u32("#size-cells", 0)?;
     for index in 0..config.vcpus {
-        breathe();
+        preemption_point();
         let affinity = affinity(index);
         let cpu = tree.begin_node(&format!("cpu@{affinity:x}"))?;
         tree.property_string("device_type", "cpu")?;
@@ -100,7 +100,7 @@ pub(super) fn write(
         tree.end_node(cpu)?;
     }
     tree.end_node(cpus)?;
-    breathe();
+    preemption_point();
 
     let timer = tree.begin_node("timer")?;
     tree.property_string("compatible", "arm,armv8-timer")?;
@@ -142,6 +142,6 @@ pub(super) fn write(
         own.write_devices(&mut tree, closed)?;
     }
     tree.end_node(root)?;
-    breathe();
+    preemption_point();
     tree.finish()
 }

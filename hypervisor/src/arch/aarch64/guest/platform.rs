@@ -83,12 +83,12 @@ pub(super) fn deliver_news(vm: &Vm) {
 pub(super) fn deliver_news_of(run: &Running<'_>) {
     // Whoever has more to send goes on with both.
     if !run.vcpu.mailbox().has(Pending::SEND) && deliver_some_news(run.vm) {
-        unsent::goes_on(run.vcpu);
+        unsent::keep_out(run.vcpu);
     }
 }
 
 /// Does one step of that. Returns whether there may be more.
-pub(crate) fn deliver_some_news(vm: &Vm) -> bool {
+pub(super) fn deliver_some_news(vm: &Vm) -> bool {
     if vm.platform().own_machine.is_some() {
         own_machine::carry_out(vm);
     }

@@ -6,7 +6,7 @@ pub(crate) use x86_boot::KernelEntry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
 use super::own_machine::{self, Prepared};
-use crate::trace::longest::breathe;
+use crate::cpu::preemption::preemption_point;
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -49,7 +49,7 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
 
 impl GuestMemory for Memory {
     fn worked(&mut self) {
-        breathe();
+        preemption_point();
     }
 
     fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory> {

@@ -28,8 +28,8 @@ use super::vcpu::ArchVcpu;
 use crate::arch::hypercall::Held;
 use crate::arch::x86_64::backend::Injection as _;
 use crate::arch::x86_64::host::tsc;
+use crate::cpu::preemption::preemption_point;
 use crate::device::msr::is_valid_misc_enable;
-use crate::trace::longest::breathe;
 use crate::vcpu::Owner;
 use crate::vm::Vm;
 use crate::vm::saved::{decode, encode, senseless};
@@ -111,7 +111,7 @@ pub(crate) fn save_vcpu(vm: &Vm, index: u32, owner: &mut Owner, tick: u64) -> Ve
     let mut held = Held { vm, index, vcpu: &vm.vcpus()[index as usize], owner };
     let named = names().filter_map(|name| Some((name.number(), registers::read(&mut held, name).ok()?.as_u128())));
     let named = named.collect();
-    breathe();
+    preemption_point();
     let arch = &mut held.owner.arch;
     let mut xsave = alloc::vec![0; MOST_XSAVE_BYTES];
     let length = arch.fpu.image(0, &mut xsave).unwrap_or(0);
@@ -142,7 +142,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
     if !events::are_possible(&state.events) || !is_valid_misc_enable(state.misc_enable) {
         return Err(senseless());
     }
-    breathe();
+    preemption_point();
     let mut held = Held { vm, index, vcpu: &vm.vcpus()[index as usize], owner };
     held.owner.arch.set_tsc_offset(vm.platform().tsc_offset.load(Ordering::Relaxed));
     held.owner.arch.events = Events::with_state(&state.events);
@@ -155,7 +155,7 @@ pub(crate) fn restore_vcpu(vm: &Vm, index: u32, owner: &mut Owner, state: &[u8],
             held.owner.arch.apic.set_state(&local_apic, tick);
         }
     }
-    breathe();
+    preemption_point();
     let arch = &mut held.owner.arch;
     arch.apic.place_tsc_deadline(arch.host_tick(state.tsc_deadline), tick);
     match vm.platform().hyperv.as_ref().map(HyperV::clock) {
@@ -187,7 +187,7 @@ pub(crate) fn time_stood_still(vm: &Vm, from: u64, to: u64) {
         hyperv.renew_clock(vm);
     }
     for vcpu in vm.vcpus() {
-        breathe();
+        preemption_point();
         let mut guard = vcpu.own();
         let arch: &mut ArchVcpu = &mut guard.split().0.arch;
         arch.set_tsc_offset(offset);
