@@ -1,7 +1,8 @@
 //! A guest of another process: its partition and its virtual processors, as the device knows them.
 //!
 //! QEMU has a descriptor for each. A copy of it makes the same calls, whoever makes them: the kernel looks at the
-//! descriptor alone. While QEMU runs a processor, calls about it wait.
+//! descriptor alone. While QEMU runs a processor, calls about it wait, and a processor may run for ever. So what asks
+//! for processors is a type of its own, [`Vps`], which is made when the guest is stopped.
 
 use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -41,9 +42,12 @@ pub(crate) enum Part {
 #[derive(Debug)]
 pub(crate) struct Guest {
     partition: OwnedFd,
-    /// By their numbers.
     vps: Vec<OwnedFd>,
 }
+
+/// The virtual processors of a guest that is stopped, by their numbers.
+#[derive(Debug)]
+pub(crate) struct Vps<'a>(Vec<BorrowedFd<'a>>);
 
 impl Guest {
     /// The only guest of this process.
@@ -64,29 +68,7 @@ impl Guest {
         }
         let partition = partition.with_context(|| format!("process {pid} has no guest of /dev/mshv"))?;
         ensure!(!vps.is_empty(), "the guest of process {pid} has no vCPU yet");
-        Self { partition, vps }.in_order()
-    }
-
-    /// A descriptor does not tell which processor it is. Its local APIC does.
-    fn in_order(mut self) -> Result<Self> {
-        let mut ids = Vec::new();
-        for vp in &self.vps {
-            let state = get_part(vp.as_fd(), Part::LocalApic)?;
-            ids.push(LocalApicState::from_bytes(&state).context("a short state")?.id.get());
-        }
-        let mut order = Vec::new();
-        for index in 0..self.count() {
-            // By any of the descriptors: the call names the processor.
-            let [id, base]: [u128; 2] =
-                self.registers(index, &[Register::InitialApicId, Register::ApicBase])?[..].try_into()?;
-            let shown = if base & X2APIC == 0 { id << 24 & 0xffff_ffff } else { id };
-            let found = ids.iter().position(|id| u128::from(*id) == shown);
-            order.push(found.with_context(|| format!("no vCPU has the local APIC of vCPU {index}"))?);
-        }
-        let mut vps: Vec<_> = self.vps.drain(..).map(Some).collect();
-        self.vps = order.into_iter().filter_map(|at| vps[at].take()).collect();
-        ensure!(self.vps.len() == vps.len(), "two vCPUs have one local APIC");
-        Ok(self)
+        Ok(Self { partition, vps })
     }
 
     /// Number of its processors.
@@ -94,8 +76,60 @@ impl Guest {
         self.vps.len()
     }
 
+    /// Its processors. The guest must be stopped: otherwise this waits until each of them has an exit to QEMU.
+    pub(crate) fn vps(&self) -> Result<Vps<'_>> {
+        Vps(self.vps.iter().map(|vp| vp.as_fd()).collect()).in_order()
+    }
+
+    /// A property of the partition.
+    pub(crate) fn property(&self, property: Property) -> Result<u64> {
+        let input = [0, property as u64].map(u64::to_le_bytes).concat();
+        let output = hypercall(self.partition.as_fd(), code::GET_PROPERTY, 0, &input, 8)?;
+        Ok(u64::from_le_bytes(output[..].try_into()?))
+    }
+
+    /// Sets it.
+    pub(crate) fn set_property(&self, property: Property, value: u64) -> Result<()> {
+        let input = [0, property as u64, value].map(u64::to_le_bytes).concat();
+        hypercall(self.partition.as_fd(), code::SET_PROPERTY, 0, &input, 0).map(|_| ())
+    }
+
+    /// Features of the processor that the guest may have.
+    pub(crate) fn features(&self) -> Result<ProcessorFeatures> {
+        let banks = [Property::ProcessorFeatures0, Property::ProcessorFeatures1];
+        let [low, high] = banks.map(|bank| self.property(bank));
+        Ok(ProcessorFeatures::of_banks([low?, high?]))
+    }
+}
+
+impl Vps<'_> {
+    /// A descriptor does not tell which processor it is. Its local APIC does.
+    fn in_order(mut self) -> Result<Self> {
+        let mut ids = Vec::new();
+        for vp in &self.0 {
+            let state = get_part(*vp, Part::LocalApic)?;
+            ids.push(LocalApicState::from_bytes(&state).context("a short state")?.id.get());
+        }
+        let mut ordered = Vec::new();
+        for index in 0..self.0.len() {
+            // By any of the descriptors: the call names the processor.
+            let [id, base]: [u128; 2] =
+                self.registers(index, &[Register::InitialApicId, Register::ApicBase])?[..].try_into()?;
+            let shown = if base & X2APIC == 0 { id << 24 & 0xffff_ffff } else { id };
+            let found = ids.iter().position(|id| u128::from(*id) == shown);
+            ordered.push(self.0[found.with_context(|| format!("no vCPU has the local APIC of vCPU {index}"))?]);
+        }
+        self.0 = ordered;
+        Ok(self)
+    }
+
+    /// Their number.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     fn vp(&self, index: usize) -> Result<BorrowedFd<'_>> {
-        Ok(self.vps.get(index).with_context(|| format!("the guest has no vCPU {index}"))?.as_fd())
+        self.0.get(index).copied().with_context(|| format!("the guest has no vCPU {index}"))
     }
 
     /// Registers of a processor.
@@ -129,30 +163,10 @@ impl Guest {
             .with_context(|| format!("setting {part:?}"))
     }
 
-    /// A property of the partition.
-    pub(crate) fn property(&self, property: Property) -> Result<u64> {
-        let input = [0, property as u64].map(u64::to_le_bytes).concat();
-        let output = hypercall(self.partition.as_fd(), code::GET_PROPERTY, 0, &input, 8)?;
-        Ok(u64::from_le_bytes(output[..].try_into()?))
-    }
-
-    /// Sets it.
-    pub(crate) fn set_property(&self, property: Property, value: u64) -> Result<()> {
-        let input = [0, property as u64, value].map(u64::to_le_bytes).concat();
-        hypercall(self.partition.as_fd(), code::SET_PROPERTY, 0, &input, 0).map(|_| ())
-    }
-
     /// Number of the page of the reference clock, which the hypervisor writes; of no page if it is off.
     pub(crate) fn clock_page(&self) -> Result<u64> {
         let [clock]: [u128; 1] = self.registers(0, &[Register::ReferenceTsc])?[..].try_into()?;
         Ok(if clock & 1 == 0 { u64::MAX } else { u64::try_from(clock >> 12)? })
-    }
-
-    /// Features of the processor that the guest may have.
-    pub(crate) fn features(&self) -> Result<ProcessorFeatures> {
-        let banks = [Property::ProcessorFeatures0, Property::ProcessorFeatures1];
-        let [low, high] = banks.map(|bank| self.property(bank));
-        Ok(ProcessorFeatures::of_banks([low?, high?]))
     }
 }
 

@@ -34,16 +34,17 @@ guest-move COMMAND --pid PID [--qmp SOCKET] [OPTION..]
 Moves a guest of QEMU with -accel mshv. QEMU was started with -qmp unix:SOCKET,server=on,wait=off, and has the number
 PID. Its descriptors are copied, so this program needs the right to trace it: root has it.
 
-  send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--compare]
-               moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, the
-               guest goes on here. At most so many bytes a second (QEMU's usual number); stopped for so long at most, as
-               QEMU reckons (300); given up after so many seconds, if the guest writes faster than QEMU sends (never)
-  receive ADDRESS:PORT [--data PORT] [--compare]
-               takes one guest; QEMU's data come to another port (the one after it). QEMU was started like the source,
-               with -incoming defer -S besides. With --compare, which both need, the memory is compared before the
-               guest goes on: a test, for guests with at most 2 GiB
-  save FILE [--stay]
-               saves the guest to FILE and FILE.vcpus while it runs. It is stopped then; with --stay it goes on
+  send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--slow-down] [--compare]
+               moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, or
+               Ctrl-C ends it, the guest goes on here. At most so many bytes a second (QEMU's usual number); stopped for
+               so long at most, as QEMU reckons (300); given up after so many seconds, if the guest writes faster than
+               QEMU sends (never). With --slow-down QEMU slows such a guest down (its auto-converge)
+  receive ADDRESS:PORT [--compare]
+               takes one guest. QEMU was started like the source, with -incoming defer -S besides, and ends if nothing
+               comes of it. With --compare, which both need, the memory is compared before the guest goes on: a test,
+               for guests with at most 2 GiB
+  save FILE [--stay [--downtime MS]]
+               stops the guest and saves it to FILE. With --stay it is saved while it runs, and goes on
   load FILE    loads it, as often as wanted, and lets it run. QEMU was started as for `receive`
 
 For others that save and load, such as libvirt; without --qmp, while the guest is stopped:
@@ -65,8 +66,8 @@ struct Options {
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     Send(Sending),
-    Receive { at: String, data: u16, compares: bool },
-    Save { file: PathBuf, stays: bool },
+    Receive { at: String, compares: bool },
+    Save { file: PathBuf, stays: bool, downtime: Option<u64> },
     Load { file: PathBuf },
     SaveVcpus { file: PathBuf },
     LoadVcpus { file: PathBuf },
@@ -74,14 +75,15 @@ enum Command {
 
 impl Options {
     fn parse(words: &[String]) -> Result<Self> {
-        let (mut plain, mut pid, mut qmp, mut data) = (Vec::new(), None, None, None);
+        let (mut plain, mut pid, mut qmp) = (Vec::new(), None, None);
         let (mut bandwidth, mut downtime, mut limit) = (None, None, None);
-        let (mut stays, mut compares) = (false, false);
+        let (mut stays, mut compares, mut slows_down) = (false, false, false);
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let flag = match word.as_str() {
                 "--stay" => Some(&mut stays),
                 "--compare" => Some(&mut compares),
+                "--slow-down" => Some(&mut slows_down),
                 _ => None,
             };
             if let Some(flag) = flag {
@@ -99,21 +101,17 @@ impl Options {
                 "--bandwidth" => bandwidth = Some(value.parse().context("--bandwidth wants a number")?),
                 "--downtime" => downtime = Some(value.parse().context("--downtime wants a number")?),
                 "--limit" => limit = Some(Duration::from_secs(value.parse().context("--limit wants a number")?)),
-                "--data" => data = Some(value.parse().context("--data wants a port")?),
                 _ => bail!("no option `{word}`"),
             }
         }
         let [command, argument] = plain[..] else { bail!("a command and its argument are wanted") };
         let file = || PathBuf::from(argument);
         let command = match command {
-            "send" => Command::Send(Sending { to: argument.to_owned(), bandwidth, downtime, limit, compares }),
-            "receive" => {
-                let own = argument.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-                let next = own.and_then(|port| port.checked_add(1));
-                let data = data.or(next).context("receive wants ADDRESS:PORT, and a port for data")?;
-                Command::Receive { at: argument.to_owned(), data, compares }
+            "send" => {
+                Command::Send(Sending { to: argument.to_owned(), bandwidth, downtime, limit, slows_down, compares })
             }
-            "save" => Command::Save { file: file(), stays },
+            "receive" => Command::Receive { at: argument.to_owned(), compares },
+            "save" => Command::Save { file: file(), stays, downtime },
             "load" => Command::Load { file: file() },
             "save-vcpus" => Command::SaveVcpus { file: file() },
             "load-vcpus" => Command::LoadVcpus { file: file() },
@@ -159,8 +157,8 @@ fn carry_out(options: &Options) -> Result<Value> {
     };
     match &options.command {
         Command::Send(how) => moving::send(&mut vm()?, how),
-        Command::Receive { at, data, compares } => moving::receive(&mut vm()?, at, *data, *compares),
-        Command::Save { file, stays } => moving::save(&mut vm()?, file, *stays),
+        Command::Receive { at, compares } => moving::receive(&mut vm()?, at, *compares),
+        Command::Save { file, stays, downtime } => moving::save(&mut vm()?, file, *stays, *downtime),
         Command::Load { file } => moving::load(&mut vm()?, file),
         Command::SaveVcpus { file } => moving::save_vcpus(options.pid, file),
         Command::LoadVcpus { file } => moving::load_vcpus(options.pid, file),
@@ -176,12 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn receiver_of_data_listens_at_the_next_port() {
-        let options = parse("receive 0.0.0.0:4000 --pid 7 --qmp /tmp/q").expect("is right");
-        assert_eq!(options.command, Command::Receive { at: "0.0.0.0:4000".into(), data: 4001, compares: false });
-        let options = parse("receive [::]:4000 --data 9 --compare --pid 7 --qmp /tmp/q").expect("is right");
-        assert_eq!(options.command, Command::Receive { at: "[::]:4000".into(), data: 9, compares: true });
-        assert!(parse("receive 0.0.0.0:65535 --pid 7 --qmp /tmp/q").is_err());
+    fn what_is_said_about_a_move_is_understood() {
+        let options = parse("receive [::]:4000 --compare --pid 7 --qmp /tmp/q").expect("is right");
+        assert_eq!(options.command, Command::Receive { at: "[::]:4000".into(), compares: true });
+        let options = parse("send host:4000 --slow-down --limit 9 --pid 7 --qmp /tmp/q").expect("is right");
+        let limit = Some(Duration::from_secs(9));
+        let how = Sending { to: "host:4000".into(), limit, slows_down: true, ..Sending::default() };
+        assert_eq!(options.command, Command::Send(how));
     }
 
     #[test]

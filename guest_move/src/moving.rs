@@ -1,18 +1,27 @@
 //! Moves: to another host, or to a file and from it.
 
-use std::fs;
-use std::io::{ErrorKind, Read as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, bail, ensure};
+use serde_bytes::ByteBuf;
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tempfile::TempDir;
+use twox_hash::XxHash64;
 
 use crate::guest::Guest;
-use crate::peer::{Peer, VERSION, Word};
+use crate::peer::{self, CANCELLED, Listener, Speaker, VERSION, Word};
 use crate::qmp::Qmp;
-use crate::state::{SUM, State};
+use crate::state::State;
 use crate::system::PAGE;
 
 /// A guest of a QEMU.
@@ -32,31 +41,43 @@ pub(crate) struct Sending {
     pub(crate) downtime: Option<u64>,
     /// After this time, the guest stays.
     pub(crate) limit: Option<Duration>,
-    /// Compares the memory before the guest goes on. This takes longer than all the rest.
+    /// Whether QEMU slows the guest down if it writes faster than QEMU sends.
+    pub(crate) slows_down: bool,
+    /// Compares the memory before the guest goes on.
     pub(crate) compares: bool,
+}
+
+/// Set by a signal that asks this program to end.
+type Cancelled = Arc<AtomicBool>;
+
+fn cancelled_by_signals() -> Result<Cancelled> {
+    let cancelled = Cancelled::default();
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&cancelled))?;
+    }
+    Ok(cancelled)
 }
 
 /// The source ends its QEMU once the target runs the guest.
 pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     let to = how.to.as_str();
-    let started = Instant::now();
+    let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
     let guest = Guest::of(vm.pid)?;
+    vm.qmp.must_not_migrate()?;
     let address = to.to_socket_addrs().with_context(|| format!("{to} is no address"))?.next();
     let address = address.with_context(|| format!("{to} is no address"))?;
-    let mut peer = Peer::new(connect(address).with_context(|| format!("nobody receives at {to}"))?)?;
-    let sent = match send_until_loaded(vm, &guest, &mut peer, address.ip(), how) {
+    let stream = connect(address).with_context(|| format!("nobody receives at {to}"))?;
+    let (mut listener, speaker) = peer::over(stream)?;
+    let sent = match send_until_loaded(vm, &guest, &mut listener, &speaker, how, &cancelled) {
         Ok(sent) => sent,
         Err(error) => {
-            peer.give_up(&error);
-            // QEMU lets the guest go on by itself, if it has stopped it for a migration that failed.
-            let _ = vm.qmp.call("migrate_cancel", json!({}));
-            let is_running = vm.qmp.go_on().is_ok();
-            let here = if is_running { "the guest goes on here" } else { "QEMU does not let the guest go on here" };
-            return Err(error.context(here));
+            let error = reason(error, &mut listener);
+            speaker.give_up(&error);
+            return Err(stays(vm, error));
         }
     };
 
-    peer.say(&Word::Go).and_then(|()| peer.expect(&Word::Running)).context(
+    speaker.say(&Word::Go).and_then(|()| listener.expect(&Word::Running)).context(
         "the target was told to run the guest, and does not say that it does. The guest stays stopped here: if it does \
          not run there, let it go on by `cont`",
     )?;
@@ -75,9 +96,9 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let until = Instant::now() + WAIT_FOR_RECEIVER;
     loop {
-        match TcpStream::connect(address) {
+        match TcpStream::connect_timeout(&address, WAIT_FOR_RECEIVER) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(100));
+                thread::sleep(Duration::from_millis(100));
             }
             result => return result,
         }
@@ -86,143 +107,288 @@ fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
 
 const WAIT_FOR_RECEIVER: Duration = Duration::from_secs(5);
 
+/// What the other host has said last, if that is why a move has failed.
+fn reason(error: Error, listener: &mut Listener<TcpStream>) -> Error {
+    const SOON: Duration = Duration::from_secs(2);
+    if error.to_string() == CANCELLED {
+        return error;
+    }
+    listener.set_patience(SOON);
+    match listener.hear() {
+        Err(why) if why.to_string().starts_with("the other host has given up") => why,
+        _ => error,
+    }
+}
+
+/// Lets the guest go on where it was, after this error.
+fn stays(vm: &mut Vm, error: Error) -> Error {
+    match vm.qmp.stay() {
+        Ok(()) => error.context("the guest goes on here"),
+        Err(why) => error.context(format!("QEMU does not let the guest go on here ({why:#})")),
+    }
+}
+
 /// Until here, the guest is the source's.
 fn send_until_loaded(
     vm: &mut Vm,
     guest: &Guest,
-    peer: &mut Peer<TcpStream>,
-    ip: IpAddr,
+    listener: &mut Listener<TcpStream>,
+    speaker: &Speaker<TcpStream>,
     how: &Sending,
+    cancelled: &Cancelled,
 ) -> Result<Value> {
-    peer.say(&Word::Hello(VERSION))?;
-    let port = peer.hear_ready()?;
+    speaker.say(&Word::Hello(VERSION))?;
+    listener.expect_unless(&Word::Ready, cancelled)?;
     let mut parameters = json!({});
     for (name, value) in [("max-bandwidth", how.bandwidth), ("downtime-limit", how.downtime)] {
         if let Some(value) = value {
             parameters[name] = value.into();
         }
     }
-    vm.qmp.begin_to_send(&format!("tcp:{}", SocketAddr::new(ip, port)), parameters)?;
-    vm.qmp.wait_for("pre-switchover", how.limit)?;
-    peer.say(&Word::State(State::save(guest)?.encode()?))?;
-    vm.qmp.switch_over()?;
-    let sent = vm.qmp.wait_for("completed", None)?;
-    peer.expect(&Word::Loaded)?;
+    let outlet = Outlet::open(speaker.clone())?;
+    vm.qmp.begin_to_send(&outlet.place(), parameters, how.slows_down)?;
+    let sent = send_rest(vm, guest, outlet, speaker, how.limit, cancelled)?;
+    listener.expect_unless(&Word::Loaded, cancelled)?;
     if how.compares {
-        peer.say(&Word::Pages(sums_of_pages(&mut vm.qmp)?))?;
-        peer.expect(&Word::Same)?;
+        speaker.say(&Word::Pages(sums_of_pages(vm)?))?;
+        listener.expect_unless(&Word::Same, cancelled)?;
     }
     Ok(sent)
 }
 
-/// A sum of each page of a guest that is stopped, and has its memory from address zero on.
-fn sums_of_pages(qmp: &mut Qmp) -> Result<Vec<u32>> {
-    let size = qmp.call("query-memory-size-summary", json!({}))?;
+/// All after QEMU has begun to send. Returns what QEMU tells about it.
+fn send_rest<S: Write + Send + 'static>(
+    vm: &mut Vm,
+    guest: &Guest,
+    outlet: Outlet,
+    speaker: &Speaker<S>,
+    limit: Option<Duration>,
+    cancelled: &AtomicBool,
+) -> Result<Value> {
+    let mut send = || -> Result<Value> {
+        vm.qmp.wait_for("pre-switchover", limit, cancelled)?;
+        speaker.say(&Word::State(ByteBuf::from(State::save(guest)?.encode()?)))?;
+        vm.qmp.switch_over()?;
+        vm.qmp.wait_for("completed", None, cancelled)
+    };
+    match send() {
+        Ok(sent) => outlet.end().map(|()| sent),
+        Err(error) => Err(outlet.reason(error)),
+    }
+}
+
+/// Passes on what a QEMU sends, as words.
+struct Outlet {
+    folder: TempDir,
+    thread: JoinHandle<Result<()>>,
+}
+
+/// Bytes in a word of data, at most.
+const CHUNK: usize = 64 << 10;
+
+impl Outlet {
+    fn open<S: Write + Send + 'static>(speaker: Speaker<S>) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let listener = UnixListener::bind(socket_in(&folder))?;
+        // If it ends early, QEMU has nobody to send to, and its migration fails.
+        let thread = thread::spawn(move || {
+            let (mut stream, _) = listener.accept()?;
+            loop {
+                let mut bytes = vec![0; CHUNK];
+                match stream.read(&mut bytes)? {
+                    0 => return speaker.say(&Word::End),
+                    count => bytes.truncate(count),
+                }
+                speaker.say(&Word::Data(ByteBuf::from(bytes)))?;
+            }
+        });
+        Ok(Self { folder, thread })
+    }
+
+    /// Where QEMU sends to.
+    fn place(&self) -> String {
+        place(&self.folder)
+    }
+
+    /// Why a migration has failed: what QEMU says, or why this has ended.
+    fn reason(self, error: Error) -> Error {
+        if !self.thread.is_finished() {
+            return error;
+        }
+        self.end().err().unwrap_or(error)
+    }
+
+    /// Waits until all is passed on that a QEMU has sent which is done.
+    fn end(self) -> Result<()> {
+        self.thread.join().unwrap_or_else(|_| bail!("the thread that passes data on has failed"))
+    }
+}
+
+fn socket_in(folder: &TempDir) -> PathBuf {
+    folder.path().join("data")
+}
+
+/// That socket in QEMU's words.
+fn place(folder: &TempDir) -> String {
+    format!("unix:{}", socket_in(folder).display())
+}
+
+/// A sum of each page of a guest that is stopped, and has its memory from address zero on in one piece.
+fn sums_of_pages(vm: &mut Vm) -> Result<Vec<u64>> {
+    let size = vm.qmp.call("query-memory-size-summary", json!({}))?;
     let size = size["base-memory"].as_u64().context("QEMU does not tell how much memory the guest has")?;
-    let file = std::env::temp_dir().join(format!("guest-move.{}", std::process::id()));
-    qmp.call("pmemsave", json!({ "val": 0, "size": size, "filename": file.to_string_lossy() }))?;
-    let sums = || -> Result<Vec<u32>> {
-        let mut memory = std::io::BufReader::new(fs::File::open(&file)?);
-        let (mut sums, mut page) = (Vec::new(), [0; PAGE]);
-        for _ in 0..size / PAGE as u64 {
-            memory.read_exact(&mut page)?;
-            sums.push(SUM.checksum(&page));
+    let start = vm.qmp.address_of_memory()?;
+    let sums = || -> Result<Vec<u64>> {
+        let memory = File::open(format!("/proc/{}/mem", vm.pid))?;
+        let (mut sums, mut chunk) = (Vec::new(), vec![0; CHUNK]);
+        for at in (0..size).step_by(CHUNK) {
+            memory.read_exact_at(&mut chunk, start + at)?;
+            sums.extend(chunk.chunks(PAGE).map(|page| XxHash64::oneshot(0, page)));
         }
         Ok(sums)
     };
-    let result = sums().context("the guest's memory cannot be compared");
-    let _ = fs::remove_file(&file);
-    result
+    sums().context("the guest's memory cannot be compared")
 }
 
 /// The pages whose sums differ, but for the page of the clock: the target's hypervisor has written that anew.
-fn different(there: &[u32], here: &[u32], clock: u64) -> Result<Vec<u64>> {
+fn different(there: &[u64], here: &[u64], clock: u64) -> Result<Vec<u64>> {
     ensure!(there.len() == here.len(), "the guest has {} pages there, and {} here", there.len(), here.len());
     let pairs = (0..).zip(there.iter().zip(here));
     Ok(pairs.filter(|(page, (there, here))| there != here && *page != clock).map(|(page, _)| page).collect())
 }
 
 /// Receives one guest.
-pub(crate) fn receive(vm: &mut Vm, at: &str, port: u16, compares: bool) -> Result<Value> {
+pub(crate) fn receive(vm: &mut Vm, at: &str, compares: bool) -> Result<Value> {
+    let cancelled = cancelled_by_signals()?;
     let listener = TcpListener::bind(at).with_context(|| format!("cannot listen at {at}"))?;
     let guest = Guest::of(vm.pid)?;
-    let (stream, _) = listener.accept()?;
-    let mut peer = Peer::new(stream)?;
-    let loaded = receive_until_loaded(vm, &guest, &mut peer, port, compares);
-    if let Err(error) = loaded.and_then(|()| peer.expect(&Word::Go)) {
-        peer.give_up(&error);
+    let (mut listener, speaker) = peer::over(accept(&listener, &cancelled)?)?;
+    let loaded = receive_until_loaded(vm, &guest, &mut listener, &speaker, compares, &cancelled);
+    if let Err(error) = loaded.and_then(|()| listener.expect_unless(&Word::Go, &cancelled)) {
+        speaker.give_up(&error);
         // Its guest is the source's.
         let _ = vm.qmp.quit();
         return Err(error.context("the guest does not run here"));
     }
     vm.qmp.go_on()?;
     // The guest is here, whether the source hears of it or not.
-    let is_heard = peer.say(&Word::Running).is_ok();
+    let is_heard = speaker.say(&Word::Running).is_ok();
     Ok(json!({ "source_knows": is_heard }))
+}
+
+fn accept(listener: &TcpListener, cancelled: &AtomicBool) -> Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(50)),
+            Err(error) => return Err(error.into()),
+        }
+        ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
+    }
 }
 
 fn receive_until_loaded(
     vm: &mut Vm,
     guest: &Guest,
-    peer: &mut Peer<TcpStream>,
-    port: u16,
+    listener: &mut Listener<TcpStream>,
+    speaker: &Speaker<TcpStream>,
     compares: bool,
+    cancelled: &Cancelled,
 ) -> Result<()> {
-    match peer.hear()? {
-        Word::Hello(VERSION) => {}
-        Word::Hello(other) => bail!("the source is version {other} of this program, the target version {VERSION}"),
-        word => bail!("the source says {word:?} at first"),
-    }
-    vm.qmp.begin_to_receive(&format!("tcp:0.0.0.0:{port}"))?;
-    peer.say(&Word::Ready(port))?;
-    let state = peer.hear_state()?;
-    // Before QEMU has sent all: then the guest goes on there the sooner.
-    state.check(guest)?;
-    vm.qmp.wait_until_loaded()?;
-    let here = if compares { sums_of_pages(&mut vm.qmp)? } else { Vec::new() };
+    must_be_ours(listener.hear_unless(cancelled)?)?;
+    let inlet = Inlet::open(vm)?;
+    speaker.say(&Word::Ready)?;
+    let state = inlet.fill(vm, guest, listener, cancelled)?;
+    // Before it is loaded: the hypervisor writes to pages of the guest then.
+    let here = if compares { sums_of_pages(vm)? } else { Vec::new() };
     state.load(guest)?;
-    peer.say(&Word::Loaded)?;
+    speaker.say(&Word::Loaded)?;
     if compares {
-        let there = match peer.hear()? {
+        let there = match listener.hear_unless(cancelled)? {
             Word::Pages(there) => there,
             word => bail!("the source says {word:?} instead of the sums of its pages"),
         };
-        let other = different(&there, &here, guest.clock_page()?)?;
+        let other = different(&there, &here, guest.vps()?.clock_page()?)?;
         ensure!(other.is_empty(), "{} pages differ: {:x?}", other.len(), &other[..other.len().min(8)]);
-        peer.say(&Word::Same)?;
+        speaker.say(&Word::Same)?;
     }
     Ok(())
 }
 
-/// Beside a file of QEMU's.
-fn of_vcpus(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".vcpus");
-    name.into()
+/// The first word of a source, or of a file.
+fn must_be_ours(word: Word) -> Result<()> {
+    match word {
+        Word::Hello(VERSION) => Ok(()),
+        Word::Hello(other) => bail!("the source is version {other} of this program, the target version {VERSION}"),
+        word => bail!("the source says {word:?} at first"),
+    }
 }
 
-/// Saves a guest to a file, and its vCPUs' state beside it. It stays stopped, or goes on.
-pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool) -> Result<Value> {
-    let started = Instant::now();
-    let guest = Guest::of(vm.pid)?;
-    let mut save = || -> Result<Value> {
-        vm.qmp.begin_to_send(&format!("file:{}", file.display()), json!({ "max-bandwidth": 0 }))?;
-        vm.qmp.wait_for("pre-switchover", None)?;
-        let state = State::save(&guest)?.encode()?;
-        let beside = of_vcpus(file);
-        fs::write(&beside, state).with_context(|| format!("cannot write {}", beside.display()))?;
-        vm.qmp.switch_over()?;
-        vm.qmp.wait_for("completed", None)
-    };
-    let saved = save();
-    if saved.is_err() {
-        let _ = vm.qmp.call("migrate_cancel", json!({}));
+/// Gives a QEMU what another one has sent.
+struct Inlet {
+    _folder: TempDir,
+    stream: UnixStream,
+}
+
+impl Inlet {
+    fn open(vm: &mut Vm) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        vm.qmp.begin_to_receive(&place(&folder))?;
+        let stream = UnixStream::connect(socket_in(&folder)).context("QEMU does not listen")?;
+        Ok(Self { _folder: folder, stream })
     }
+
+    /// Reads words until QEMU has loaded the guest. It does not run. What QEMU leaves out is not loaded yet.
+    fn fill<S: Read>(
+        mut self,
+        vm: &mut Vm,
+        guest: &Guest,
+        listener: &mut Listener<S>,
+        cancelled: &AtomicBool,
+    ) -> Result<State> {
+        let mut state = None;
+        loop {
+            match listener.hear_unless(cancelled)? {
+                Word::Data(bytes) => self.stream.write_all(&bytes).context("QEMU has not loaded all of the guest")?,
+                Word::State(bytes) => {
+                    // Before QEMU has got all: then the guest goes on at the source the sooner.
+                    let decoded = State::decode(&bytes)?;
+                    decoded.check(guest)?;
+                    state = Some(decoded);
+                }
+                Word::End => break,
+                word => bail!("the source says {word:?} instead of the guest's data"),
+            }
+        }
+        self.stream.shutdown(Shutdown::Write)?;
+        let state = state.context("the source has sent no state of the vCPUs")?;
+        vm.qmp.wait_until_loaded()?;
+        Ok(state)
+    }
+}
+
+/// Saves a guest to a file. It stays stopped, or goes on: then it is stopped for so many milliseconds at most, as QEMU
+/// reckons.
+pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: Option<u64>) -> Result<Value> {
+    let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
+    let guest = Guest::of(vm.pid)?;
+    vm.qmp.must_not_migrate()?;
+    if !goes_on {
+        // Whatever a guest writes that still runs would be in the file twice.
+        vm.qmp.stop()?;
+    }
+    let saved = match save_to(vm, &guest, file, downtime, &cancelled) {
+        Ok(saved) => saved,
+        Err(error) => return Err(stays(vm, error)),
+    };
     let stopped = vm.qmp.stopped_at();
-    if goes_on || saved.is_err() {
+    if goes_on {
         vm.qmp.go_on()?;
     }
-    let saved = saved.context("the guest goes on")?;
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
         "stopped_ms": stopped.filter(|_| goes_on).map(|stop| stop.elapsed().as_secs_f64() * 1e3),
@@ -231,17 +397,41 @@ pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool) -> Result<Value> {
     }))
 }
 
-/// Loads a guest from such files, any number of times. It runs then.
+/// The file gets its name when all of it is on the disk.
+fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: Option<u64>, cancelled: &AtomicBool) -> Result<Value> {
+    let cannot = || format!("cannot write {}", file.display());
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let unfinished = tempfile::Builder::new().prefix(".guest-move.").tempfile_in(folder).with_context(cannot)?;
+    let speaker = Speaker::new(BufWriter::new(unfinished.reopen()?));
+    speaker.say(&Word::Hello(VERSION))?;
+    let outlet = Outlet::open(speaker.clone())?;
+    let mut parameters = json!({ "max-bandwidth": 0 });
+    if let Some(downtime) = downtime {
+        parameters["downtime-limit"] = downtime.into();
+    }
+    vm.qmp.begin_to_send(&outlet.place(), parameters, false)?;
+    let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?;
+    speaker.flush().with_context(cannot)?;
+    unfinished.as_file().sync_all().with_context(cannot)?;
+    unfinished.persist(file).with_context(cannot)?;
+    Ok(saved)
+}
+
+/// Loads a guest from such a file, any number of times. It runs then.
 pub(crate) fn load(vm: &mut Vm, file: &Path) -> Result<Value> {
-    let started = Instant::now();
+    let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
     let guest = Guest::of(vm.pid)?;
-    let beside = of_vcpus(file);
-    let state = fs::read(&beside).with_context(|| format!("cannot read {}", beside.display()))?;
-    let state = State::decode(&state)?;
-    state.check(&guest)?;
-    vm.qmp.begin_to_receive(&format!("file:{}", file.display()))?;
-    vm.qmp.wait_until_loaded()?;
-    state.load(&guest)?;
+    let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut words = Listener::new(BufReader::new(opened));
+    let mut load = || -> Result<()> {
+        must_be_ours(words.hear()?)?;
+        let state = Inlet::open(vm)?.fill(vm, &guest, &mut words, &cancelled)?;
+        state.load(&guest)
+    };
+    if let Err(error) = load() {
+        let _ = vm.qmp.quit();
+        return Err(error.context(format!("{} is not loaded", file.display())));
+    }
     vm.qmp.go_on()?;
     Ok(json!({ "seconds": started.elapsed().as_secs_f64() }))
 }
@@ -269,10 +459,5 @@ mod tests {
         assert_eq!(different(&[1, 2, 3, 4], &[1, 9, 3, 9], 3).expect("as many"), [1]);
         assert_eq!(different(&[1, 2], &[1, 2], 0).expect("as many"), [0; 0]);
         assert!(different(&[1, 2], &[1], 0).is_err());
-    }
-
-    #[test]
-    fn state_of_vcpus_is_beside_the_file_of_memory() {
-        assert_eq!(of_vcpus(Path::new("/tmp/debian.ram")), Path::new("/tmp/debian.ram.vcpus"));
     }
 }

@@ -3,11 +3,14 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::peer::CANCELLED;
 use crate::system;
 
 /// A QEMU.
@@ -19,13 +22,15 @@ pub(crate) struct Qmp {
     pid: u32,
     /// Of the vCPUs.
     threads: Vec<u32>,
+    /// Kicks them as long as it is there.
+    kicks: Option<Sender<()>>,
 }
 
 /// Seconds until a QEMU that does not answer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often QEMU is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(5);
-/// How often vCPUs are kicked while QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
+/// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
 /// that moment loses the kick.
 const KICKS: Duration = Duration::from_millis(100);
 
@@ -42,7 +47,8 @@ impl Qmp {
 
     fn over(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
-        let mut qmp = Self { stream: BufReader::new(stream), stopped_at: None, pid: 0, threads: Vec::new() };
+        let mut qmp =
+            Self { stream: BufReader::new(stream), stopped_at: None, pid: 0, threads: Vec::new(), kicks: None };
         let greeting = qmp.line()?;
         greeting.get("QMP").context("this is no monitor of QEMU")?;
         qmp.call("qmp_capabilities", json!({}))?;
@@ -86,33 +92,41 @@ impl Qmp {
         Ok(answer["status"].as_str().unwrap_or("unknown").to_owned())
     }
 
+    /// Refuses if somebody migrates the guest already. Another migration would be ended by what ends a second one.
+    pub(crate) fn must_not_migrate(&mut self) -> Result<()> {
+        let now = self.call("query-migrate", json!({}))?;
+        ensure!(!is_migrating(&now), "the guest moves already, by another command");
+        Ok(())
+    }
+
     /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left. `parameters`
-    /// are QEMU's.
-    pub(crate) fn begin_to_send(&mut self, to: &str, parameters: Value) -> Result<()> {
-        let wait = json!([{ "capability": "pause-before-switchover", "state": true }]);
-        self.call("migrate-set-capabilities", json!({ "capabilities": wait }))?;
+    /// are QEMU's. With `slows_down` QEMU keeps the vCPUs from their work for more and more of the time, if they write
+    /// faster than it sends.
+    pub(crate) fn begin_to_send(&mut self, to: &str, parameters: Value, slows_down: bool) -> Result<()> {
+        self.kick();
+        let capabilities = json!([
+            { "capability": "pause-before-switchover", "state": true },
+            { "capability": "auto-converge", "state": slows_down },
+        ]);
+        self.call("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         self.call("migrate-set-parameters", parameters)?;
         self.call("migrate", json!({ "uri": to }))?;
         Ok(())
     }
 
-    /// Waits until the migration has this status, but not longer than `limit`. Returns all that QEMU tells about it
-    /// then.
-    pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>) -> Result<Value> {
+    /// Waits until the migration has this status, but not longer than `limit`, nor after somebody has set `cancelled`.
+    /// Returns all that QEMU tells about it then.
+    pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<Value> {
         let began = Instant::now();
-        let mut kicked = began;
         loop {
-            if kicked.elapsed() > KICKS {
-                self.threads.iter().for_each(|thread| system::kick(self.pid, *thread));
-                kicked = Instant::now();
-            }
-            let now = self.call("query-migrate", json!({}))?;
+            let now = self.migration()?;
             match now["status"].as_str() {
                 Some(reached) if reached == status => return Ok(now),
                 Some(end @ ("failed" | "cancelled" | "completed")) => {
                     let why = now["error-desc"].as_str().unwrap_or("QEMU does not say why");
                     bail!("the migration has {end}: {why}");
                 }
+                _ if cancelled.load(Ordering::Relaxed) => bail!(CANCELLED),
                 _ if limit.is_some_and(|limit| began.elapsed() > limit) => {
                     let ram = &now["ram"];
                     bail!(
@@ -126,6 +140,49 @@ impl Qmp {
                 _ => std::thread::sleep(PERIOD),
             }
         }
+    }
+
+    /// What QEMU tells about the migration.
+    fn migration(&mut self) -> Result<Value> {
+        self.call("query-migrate", json!({}))
+    }
+
+    /// Kicks the vCPUs again and again from now on, because QEMU is about to stop them.
+    fn kick(&mut self) {
+        let (pid, threads) = (self.pid, self.threads.clone());
+        self.kicks.get_or_insert_with(|| {
+            let (until, ended) = channel::<()>();
+            std::thread::spawn(move || {
+                while ended.recv_timeout(KICKS) == Err(RecvTimeoutError::Timeout) {
+                    threads.iter().for_each(|thread| system::kick(pid, *thread));
+                }
+            });
+            until
+        });
+    }
+
+    /// Stops the guest.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.kick();
+        self.call("stop", json!({})).map(|_| ())
+    }
+
+    /// Ends a migration that has not succeeded, and lets the guest go on if QEMU has not done so by itself.
+    pub(crate) fn stay(&mut self) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        self.call("migrate_cancel", json!({}))?;
+        while is_migrating(&self.migration()?) {
+            ensure!(Instant::now() < until, "its migration does not end");
+            std::thread::sleep(PERIOD);
+        }
+        while self.status()? != "running" {
+            let refused = self.go_on();
+            if Instant::now() >= until {
+                return refused.context("it stays stopped");
+            }
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
     }
 
     /// Lets the migration go on after the guest was stopped.
@@ -149,6 +206,14 @@ impl Qmp {
         }
     }
 
+    /// Where a guest's memory from address zero on is in QEMU's address space.
+    pub(crate) fn address_of_memory(&mut self) -> Result<u64> {
+        let answer = self.call("human-monitor-command", json!({ "command-line": "gpa2hva 0" }))?;
+        let text = answer.as_str().unwrap_or_default();
+        let address = text.trim().rsplit_once(" is 0x").and_then(|(_, digits)| u64::from_str_radix(digits, 16).ok());
+        address.with_context(|| format!("QEMU does not tell where the guest's memory is: {text}"))
+    }
+
     /// Lets the guest run.
     pub(crate) fn go_on(&mut self) -> Result<()> {
         self.call("cont", json!({})).map(|_| ())
@@ -158,6 +223,11 @@ impl Qmp {
     pub(crate) fn quit(&mut self) -> Result<()> {
         self.call("quit", json!({})).map(|_| ())
     }
+}
+
+/// Whether a migration has begun and not ended, by QEMU's answer.
+fn is_migrating(answer: &Value) -> bool {
+    !matches!(answer["status"].as_str(), None | Some("none" | "failed" | "cancelled" | "completed"))
 }
 
 #[cfg(test)]
@@ -207,7 +277,43 @@ mod tests {
         let active = r#"{"return": {"status": "active"}}"#;
         let failed = r#"{"return": {"status": "failed", "error-desc": "no route"}}"#;
         let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, active, failed]).expect("says hello");
-        let error = qmp.wait_for("pre-switchover", None).expect_err("has failed").to_string();
+        let error = qmp.wait_for("pre-switchover", None, &AtomicBool::new(false)).expect_err("has failed").to_string();
         assert_eq!(error, "the migration has failed: no route");
+    }
+
+    #[test]
+    fn second_migration_is_refused_while_one_runs() {
+        let answers = ["{\"return\": {}}", "{\"return\": {\"status\": \"active\"}}", "{\"return\": {}}"];
+        let mut qmp = qemu(&[HELLO, answers[0], answers[1], answers[2]]).expect("says hello");
+        assert!(qmp.must_not_migrate().is_err());
+        assert!(qmp.must_not_migrate().is_ok(), "there was none");
+    }
+
+    #[test]
+    fn guest_stays_once_its_migration_has_ended_and_it_runs() {
+        let done = "{\"return\": {}}";
+        let mut qmp = qemu(&[
+            HELLO,
+            done,
+            done, // migrate_cancel
+            "{\"return\": {\"status\": \"cancelling\"}}",
+            "{\"return\": {\"status\": \"cancelled\"}}",
+            "{\"return\": {\"status\": \"finish-migrate\"}}",
+            "{\"error\": {\"desc\": \"not yet\"}}", // cont
+            "{\"return\": {\"status\": \"postmigrate\"}}",
+            done,
+            "{\"return\": {\"status\": \"running\"}}",
+        ])
+        .expect("says hello");
+        qmp.stay().expect("goes on in the end");
+    }
+
+    #[test]
+    fn address_of_memory_is_read_out_of_qemus_sentence() {
+        let said = r#"{"return": "Host virtual address for 0x0 (pc.ram) is 0x7f00a0000000\r\n"}"#;
+        let done = "{\"return\": {}}";
+        let mut qmp = qemu(&[HELLO, done, said, done]).expect("says hello");
+        assert_eq!(qmp.address_of_memory().expect("is said"), 0x7f00_a000_0000);
+        assert!(qmp.address_of_memory().is_err());
     }
 }

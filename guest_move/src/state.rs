@@ -74,8 +74,8 @@ struct VpState {
 
 /// First bytes of a file, with a number that changes with the format.
 const MAGIC: [u8; 8] = *b"DunVPs\0\x01";
-/// Sum of a state, and of a page.
-pub(crate) const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+/// Sum of a state.
+const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
 fn names() -> impl Iterator<Item = Register> {
     REGISTERS.iter().flat_map(|(_, names)| names.iter().copied())
@@ -84,16 +84,16 @@ fn names() -> impl Iterator<Item = Register> {
 impl State {
     /// Reads that of a guest that is stopped.
     pub(crate) fn save(guest: &Guest) -> Result<Self> {
-        let names: Vec<_> = names().collect();
-        let vps = (0..guest.count()).map(|index| {
+        let (names, vps): (Vec<_>, _) = (names().collect(), guest.vps()?);
+        let states = (0..vps.count()).map(|index| {
             let one = || -> Result<VpState> {
-                let timers = guest.part(index, Part::SyntheticTimers)?;
-                let registers = guest.registers(index, &names)?;
-                Ok(VpState { timers, registers, local_apic: guest.part(index, Part::LocalApic)? })
+                let timers = vps.part(index, Part::SyntheticTimers)?;
+                let registers = vps.registers(index, &names)?;
+                Ok(VpState { timers, registers, local_apic: vps.part(index, Part::LocalApic)? })
             };
             one().with_context(|| format!("vCPU {index}"))
         });
-        let vps = vps.collect::<Result<_>>()?;
+        let vps = states.collect::<Result<_>>()?;
         Ok(Self { features: guest.features()?.banks(), reference_time: guest.property(Property::ReferenceTime)?, vps })
     }
 
@@ -122,16 +122,17 @@ impl State {
         self.check(guest)?;
         // First, because deadlines are times of this clock.
         guest.set_property(Property::ReferenceTime, self.reference_time)?;
+        let vps = guest.vps()?;
         for (index, vp) in self.vps.iter().enumerate() {
             let one = || -> Result<()> {
                 // A timer that is due sets a bit in the local APIC, which must not be overwritten then.
-                guest.set_part(index, Part::LocalApic, &vp.local_apic)?;
+                vps.set_part(index, Part::LocalApic, &vp.local_apic)?;
                 let mut values = vp.registers.iter().copied();
                 for (what, names) in REGISTERS {
                     let registers: Vec<_> = names.iter().copied().zip(values.by_ref()).collect();
-                    guest.set_registers(index, &registers).context(what)?;
+                    vps.set_registers(index, &registers).context(what)?;
                 }
-                guest.set_part(index, Part::SyntheticTimers, &vp.timers)
+                vps.set_part(index, Part::SyntheticTimers, &vp.timers)
             };
             one().with_context(|| format!("vCPU {index}"))?;
         }
