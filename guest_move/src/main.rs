@@ -47,6 +47,10 @@ PID. Its descriptors are copied, so this program needs the right to trace it: ro
                stops the guest and saves it to FILE. With --stay it is saved while it runs, and goes on
   load FILE    loads it, as often as wanted, and lets it run. QEMU was started as for `receive`
 
+  stay         ends a migration, and lets the guest go on here: for one that was left stopped because this program was
+               killed, or the other host lost, and does not run there
+  status       what QEMU says of the guest (running, paused, inmigrate), and of its migration, if there was one
+
 For others that save and load, such as libvirt; without --qmp, while the guest is stopped:
 
   save-vcpus FILE   saves only what QEMU leaves out
@@ -71,6 +75,8 @@ enum Command {
     Load { file: PathBuf },
     SaveVcpus { file: PathBuf },
     LoadVcpus { file: PathBuf },
+    Stay,
+    Status,
 }
 
 impl Options {
@@ -104,6 +110,9 @@ impl Options {
                 _ => bail!("no option `{word}`"),
             }
         }
+        if matches!(plain[..], ["status" | "stay"]) {
+            plain.push("");
+        }
         let [command, argument] = plain[..] else { bail!("a command and its argument are wanted") };
         let file = || PathBuf::from(argument);
         let command = match command {
@@ -115,6 +124,8 @@ impl Options {
             "load" => Command::Load { file: file() },
             "save-vcpus" => Command::SaveVcpus { file: file() },
             "load-vcpus" => Command::LoadVcpus { file: file() },
+            "stay" => Command::Stay,
+            "status" => Command::Status,
             other => bail!("no command `{other}`"),
         };
         let is_by_qemu = !matches!(command, Command::SaveVcpus { .. } | Command::LoadVcpus { .. });
@@ -162,6 +173,12 @@ fn carry_out(options: &Options) -> Result<Value> {
         Command::Load { file } => moving::load(&mut vm()?, file),
         Command::SaveVcpus { file } => moving::save_vcpus(options.pid, file),
         Command::LoadVcpus { file } => moving::load_vcpus(options.pid, file),
+        Command::Stay => {
+            let qmp = &mut vm()?.qmp;
+            qmp.stay()?;
+            qmp.report()
+        }
+        Command::Status => vm()?.qmp.report(),
     }
 }
 
@@ -199,5 +216,6 @@ mod tests {
         }
         assert!(parse("save /tmp/a --stay --pid 7 --qmp /tmp/q").is_ok());
         assert!(parse("load-vcpus /tmp/a --pid 7").is_ok());
+        assert!(parse("status --pid 7 --qmp /tmp/q").is_ok());
     }
 }

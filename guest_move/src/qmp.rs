@@ -92,6 +92,11 @@ impl Qmp {
         Ok(answer["status"].as_str().unwrap_or("unknown").to_owned())
     }
 
+    /// How the guest and its migration are.
+    pub(crate) fn report(&mut self) -> Result<Value> {
+        Ok(json!({ "guest": self.status()?, "migration": self.migration()?["status"] }))
+    }
+
     /// Refuses if somebody migrates the guest already. Another migration would be ended by what ends a second one.
     pub(crate) fn must_not_migrate(&mut self) -> Result<()> {
         let now = self.call("query-migrate", json!({}))?;

@@ -452,7 +452,10 @@ fn programs(places: &Places) -> Result<()> {
     archive.add_directory("bin")?;
     archive.add_tree(&places.root.join("parent/files"), "", |_| true)?;
     archive.add_program("bin/mshv-check", &workloads::static_program(places, "dunlin-mshv-check")?)?;
-    archive.add_program("bin/guest-move", &workloads::static_program_of(places, "dunlin-guest-move", "guest-move")?)?;
+    for program in ["guest-move", "faulty-wire"] {
+        let name = format!("bin/{program}");
+        archive.add_program(&name, &workloads::static_program_of(places, "dunlin-guest-move", program)?)?;
+    }
     archive.add_program("bin/dunlin", &workloads::static_program_of(places, "dunlin-cli", "dunlin")?)?;
     archive.add_program("bin/mshv-ioctls-tests", &tests_of_mshv_ioctls(places)?)?;
     for machine in ["microvm", "q35"] {

@@ -284,8 +284,8 @@ const TESTS: &[Test] = &[
     Test {
         name: "move-4",
         what: "the same with 4 vCPUs that flush each other's TLBs",
-        command: "guest-moves --moves 20 --smp 4",
-        quick: Some("guest-moves --moves 3 --smp 4"),
+        command: "guest-moves --moves 20 --smp 4 --compare",
+        quick: Some("guest-moves --moves 3 --smp 4 --compare"),
         limit: 3600,
     },
     Test {
@@ -294,6 +294,13 @@ const TESTS: &[Test] = &[
         command: "guest-moves --moves 10 --smp 2 --by file",
         quick: Some("guest-moves --moves 2 --smp 2 --by file"),
         limit: 3600,
+    },
+    Test {
+        name: "move-faults",
+        what: "moves that fail, in 13 ways: the guest runs on one side, and goes on",
+        command: "guest-moves --moves 20 --faults all",
+        quick: Some("guest-moves --moves 1 --faults all"),
+        limit: 7200,
     },
     Test {
         name: LIBVIRT,
