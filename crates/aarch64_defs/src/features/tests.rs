@@ -1,6 +1,10 @@
 //! The allow-list alone, and on processors whose registers are known.
 
-use super::{COUNT, IdRegisters, REGISTERS, Rule, nibble};
+extern crate std;
+
+use std::string::ToString as _;
+
+use super::{COUNT, IdRegisters, REGISTERS, Rule, nibble, place, signed};
 
 /// Registers of QEMU 7.2's `max,pauth-impdef=on`, read at EL2, by CRm and op2.
 fn max(crm: u8, op2: u8) -> u64 {
@@ -117,14 +121,14 @@ const HIDDEN: [(&str, (u8, u8, u32)); 32] = [
 fn every_field_of_the_list_is_there_once_in_order_and_within_its_register() {
     let mut before = None;
     for register in REGISTERS {
-        let at = super::place(register.crm, register.op2).expect("an ID register");
+        let at = place(register.crm, register.op2).expect("an ID register");
         assert!(at < COUNT && before.is_none_or(|before| before < at), "{register:?}");
         before = Some(at);
         for pair in register.fields.windows(2) {
             assert!(pair[0].0 < pair[1].0, "{register:?}");
         }
         let width = if register.is_aarch32 { 32 } else { 64 };
-        assert!(register.fields.iter().all(|(shift, _)| shift % 4 == 0 && *shift < width), "{register:?}");
+        assert!(register.fields.iter().all(|(shift, ..)| shift % 4 == 0 && *shift < width), "{register:?}");
     }
 }
 
@@ -133,7 +137,7 @@ fn whatever_a_processor_has_no_field_exceeds_the_list() {
     for value in 0..16 {
         let all = IdRegisters::offered(|_, _| value * 0x1111_1111_1111_1111);
         for register in REGISTERS {
-            for &(shift, rule) in register.fields {
+            for &(shift, _, rule) in register.fields {
                 let seen = field(&all, (register.crm, register.op2, shift));
                 match rule {
                     _ if register.is_aarch32 && value < 2 => assert_eq!(seen, 0),
@@ -205,7 +209,7 @@ fn guests_are_offered_what_all_processors_have() {
     assert_eq!(both, n1.common(&max));
     assert_eq!(both, both.common(&max));
     for register in REGISTERS {
-        for &(shift, rule) in register.fields {
+        for &(shift, _, rule) in register.fields {
             let at = (register.crm, register.op2, shift);
             if matches!(rule, Rule::UpTo(_)) {
                 assert_eq!(field(&both, at), field(&max, at).min(field(&n1, at)), "{at:?}");
@@ -237,4 +241,68 @@ fn processor_without_aarch32_leaves_none_of_it() {
     for (crm, op2) in (1..4).flat_map(|crm| (0..8).map(move |op2| (crm, op2))) {
         assert_eq!(mixed.get(crm, op2), 0);
     }
+}
+
+#[test]
+fn guest_goes_on_where_nothing_is_missing_that_it_was_told_of() {
+    let (max, n1) = (IdRegisters::offered(max), IdRegisters::offered(neoverse_n1));
+    let both = max.common(&n1);
+    for here in [max, n1, both] {
+        assert_eq!(here.lacks(&here), None);
+        assert_eq!(here.lacks(&both), None, "both have it");
+        assert_eq!(here.lacks(&IdRegisters::with_values(*both.values())), None);
+    }
+    let text = |here: &IdRegisters, told: &IdRegisters| here.lacks(told).map(|lack| lack.to_string());
+    // ID_AA64PFR0_EL1.DIT, the first by the encodings.
+    assert_eq!(text(&n1, &max).as_deref(), Some("DIT (ID_AA64PFR0_EL1)"));
+    let with = |crm, op2, value| {
+        let mut values = *n1.values();
+        values[place(crm, op2).expect("an ID register")] = value;
+        IdRegisters::with_values(values)
+    };
+    // Without AES; with another kind of codes for pointers; with less than no floating point.
+    let poorer = with(6, 0, n1.get(6, 0) & !0xf0);
+    assert_eq!(text(&poorer, &n1).as_deref(), Some("AES (ID_AA64ISAR0_EL1)"));
+    assert_eq!(n1.lacks(&poorer), None);
+    let [old, new] = [1, 3].map(|api| with(6, 1, n1.get(6, 1) | api << 8));
+    assert_eq!(text(&new, &old).as_deref(), Some("API (ID_AA64ISAR1_EL1)"));
+    assert_eq!(text(&old, &new).as_deref(), Some("API (ID_AA64ISAR1_EL1)"));
+    assert_eq!(new.lacks(&n1), None, "the guest does not know that there are codes");
+    let none = with(4, 0, n1.get(4, 0) | 0xf << 16);
+    assert_eq!(text(&none, &n1).as_deref(), Some("FP (ID_AA64PFR0_EL1)"));
+    assert_eq!(n1.lacks(&none), None);
+    // EL0 in AArch64 alone: named before what follows from it.
+    let narrow = IdRegisters::offered(|crm, op2| match (crm, op2) {
+        (4, 0) => neoverse_n1(4, 0) & !0xf | 1,
+        _ => neoverse_n1(crm, op2),
+    });
+    assert_eq!(text(&narrow, &n1).as_deref(), Some("EL0 (ID_AA64PFR0_EL1)"));
+}
+
+#[test]
+fn values_that_no_guest_was_told_are_refused() {
+    let max = IdRegisters::offered(max);
+    for at in 0..COUNT {
+        for bit in 0..64 {
+            let mut values = *max.values();
+            values[at] ^= 1 << bit;
+            let told = IdRegisters::with_values(values);
+            if max.lacks(&told).is_none() {
+                // A field that says less than here, within the list.
+                let register = REGISTERS.iter().find(|register| place(register.crm, register.op2) == Some(at));
+                let register = register.expect("a register of the list");
+                let (shift, name, rule) =
+                    register.fields.iter().find(|(shift, ..)| bit / 4 * 4 == *shift).expect("a field of the list");
+                let [before, after] = [max.0[at], values[at]].map(|value| nibble(value, *shift));
+                let is_less = match rule {
+                    Rule::Signed(_) => signed(after) < signed(before),
+                    Rule::UpTo(_) => after < before,
+                    Rule::Same(_) => after == 0,
+                    Rule::Is(_) => false,
+                };
+                assert!(is_less, "{name}: {before} -> {after}");
+            }
+        }
+    }
+    assert!(max.lacks(&IdRegisters::with_values([u64::MAX; COUNT])).is_some());
 }
