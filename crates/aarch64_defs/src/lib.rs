@@ -3,6 +3,7 @@
 //! * [`registers`]: fields of the system registers of EL2 and EL1 that the hypervisor sets (Arm ARM, D19).
 //! * [`syndrome`]: why the processor entered EL2 (Arm ARM, ESR_EL2).
 //! * [`features`]: the processor features that guests get, by its ID registers.
+//! * [`promise`]: what a guest was told of its processor, and whether another one keeps that.
 //! * [`image`]: bootable kernels, and their places in memory.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
@@ -12,5 +13,6 @@
 
 pub mod features;
 pub mod image;
+pub mod promise;
 pub mod registers;
 pub mod syndrome;

@@ -118,6 +118,17 @@ pub mod spsr {
     pub const PAN: u64 = 1 << 22;
     /// Time does not depend on data.
     pub const DIT: u64 = 1 << 24;
+
+    /// Whether ERET at EL2 leads to a guest's level by this value, and not to EL2 itself, where also an illegal return
+    /// stays (Arm ARM, D1.4.4). `aarch32`: EL0 may use AArch32. EL1 may not.
+    #[must_use]
+    pub const fn is_guests(value: u64, aarch32: bool) -> bool {
+        match value & MODE {
+            0b0_0000 | 0b0_0100 | EL1H => true,
+            0b1_0000 => aarch32,
+            _ => false,
+        }
+    }
 }
 
 /// MPIDR_EL1: a processor's affinity.
