@@ -63,7 +63,7 @@ const EMULATE: &str = "dunlin-x86-emulate";
 const HYPERVISOR: &str = "dunlin-hypervisor";
 const DOORS: &str = "dunlin-fuzz";
 
-const TARGETS: [Target; 29] = [
+const TARGETS: [Target; 30] = [
     target(
         "decode",
         "instructions of guests, against another decoder",
@@ -145,6 +145,12 @@ const TARGETS: [Target; 29] = [
         "Arm's UART",
         [HYPERVISOR, "hypervisor", "device::pl011::tests::any_accesses_keep_the_promises_of_the_registers"],
         &["hypervisor/src/device/pl011"],
+    ),
+    target(
+        "gic_states",
+        "states of an Arm interrupt controller from a file of a saved VM, and its guests' accesses then",
+        [HYPERVISOR, "hypervisor", "device::gic::tests::states::any_states_are_refused_or_work_and_can_be_saved_again"],
+        &["hypervisor/src/device/gic"],
     ),
     target(
         "device_states",

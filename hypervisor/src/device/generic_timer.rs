@@ -4,6 +4,8 @@
 //! Guests have two. The virtual one is the processor's. This file emulates the physical one of EL1, which guests rarely
 //! use: its registers trap.
 
+use serde::{Deserialize, Serialize};
+
 /// The registers of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
@@ -22,6 +24,14 @@ const IMASK: u64 = 1 << 1;
 /// Its condition holds. Read-only.
 const ISTATUS: u64 = 1 << 2;
 
+/// What a file keeps of a timer. Its guest's counter stands still meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    control: u64,
+    compare: u64,
+    is_asserted: bool,
+}
+
 /// One timer. Times are counts of the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GenericTimer {
@@ -33,6 +43,26 @@ pub struct GenericTimer {
 }
 
 impl GenericTimer {
+    /// Its state.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        let Self { control, compare, is_asserted } = *self;
+        State { control, compare, is_asserted }
+    }
+
+    /// One that goes on from a state. Bits that no timer has are ignored.
+    #[must_use]
+    pub const fn with_state(state: &State) -> Self {
+        let State { control, compare, is_asserted } = *state;
+        Self { control: control & (ENABLE | IMASK), compare, is_asserted }
+    }
+
+    /// The level of its interrupt, as it was last reported.
+    #[must_use]
+    pub const fn is_asserted(&self) -> bool {
+        self.is_asserted
+    }
+
     /// The guest's read at the count `now`.
     pub fn read(&self, register: Register, now: u64) -> u64 {
         match register {

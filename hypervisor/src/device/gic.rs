@@ -43,6 +43,7 @@ mod posted;
 mod private;
 mod registers;
 mod sgi;
+mod state;
 #[cfg(test)]
 mod tests;
 mod vcpu;
@@ -52,6 +53,7 @@ pub use forwarded::Order;
 pub use posted::Posted;
 pub use registers::{Width, frame};
 pub use sgi::Sgi;
+pub use state::{DistributorState, VcpuState};
 pub use vcpu::{Config, VcpuGic};
 
 /// Bytes that the distributor's registers occupy.

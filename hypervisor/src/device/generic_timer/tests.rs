@@ -1,6 +1,6 @@
 //! The timer's registers and its level, at increasing counts.
 
-use super::{GenericTimer, Register};
+use super::{GenericTimer, Register, State};
 
 fn armed(compare: u64, control: u64) -> GenericTimer {
     let mut timer = GenericTimer::default();
@@ -66,4 +66,32 @@ fn control_keeps_what_can_be_written() {
     // The largest count is far, not past.
     timer.write(Register::Control, 1, 5);
     assert_eq!((timer.settle(5), timer.deadline()), (None, Some(u64::MAX)));
+}
+
+#[test]
+fn timer_that_goes_on_from_a_state_is_the_same() {
+    let mut random = fastrand::Rng::with_seed(11);
+    let (mut timer, mut now) = (GenericTimer::default(), 0);
+    for _ in 0..20_000 {
+        let mut other = GenericTimer::with_state(&timer.state());
+        assert_eq!(other, timer);
+        // Both do the same from here on.
+        let register = [Register::Value, Register::Control, Register::Compare][random.usize(..3)];
+        let value = match register {
+            Register::Value => random.u64(..100),
+            Register::Control => random.u64(..8),
+            Register::Compare => now + random.u64(..100),
+        };
+        for timer in [&mut timer, &mut other] {
+            timer.write(register, value, now);
+        }
+        for register in [Register::Value, Register::Control, Register::Compare] {
+            assert_eq!(timer.read(register, now), other.read(register, now));
+        }
+        assert_eq!((timer.settle(now), timer.deadline()), (other.settle(now), other.deadline()));
+        now += random.u64(..50);
+    }
+    let odd = State { control: u64::MAX, compare: 7, is_asserted: true };
+    let timer = GenericTimer::with_state(&odd);
+    assert_eq!((timer.read(Register::Control, 0), timer.is_asserted()), (3, true));
 }

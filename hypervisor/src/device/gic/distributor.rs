@@ -24,19 +24,19 @@ use crate::device::affinity::vcpu_at;
 pub struct Distributor {
     vcpus: u32,
     /// GICD_CTLR.EnableGrp1. Each vCPU has a copy, renewed at its visits.
-    forwards: bool,
+    pub(super) forwards: bool,
 
     // One bit per INTID. The first word, for private interrupts, stays zero.
-    enabled: [u32; WORDS],
-    latch: [u32; WORDS],
-    line: [u32; WORDS],
-    edge: [u32; WORDS],
+    pub(super) enabled: [u32; WORDS],
+    pub(super) latch: [u32; WORDS],
+    pub(super) line: [u32; WORDS],
+    pub(super) edge: [u32; WORDS],
     /// Active and in no list register.
-    active: [u32; WORDS],
-    held: [u32; WORDS],
+    pub(super) active: [u32; WORDS],
+    pub(super) held: [u32; WORDS],
     /// Of held ones: the state at the holder's last visit.
-    held_pending: [u32; WORDS],
-    held_active: [u32; WORDS],
+    pub(super) held_pending: [u32; WORDS],
+    pub(super) held_active: [u32; WORDS],
     /// Of held ones: disabled since the holder's last visit.
     recall: [u32; WORDS],
     /// Of held ones: orders to the holder.
@@ -44,12 +44,12 @@ pub struct Distributor {
     clear_active: [u32; WORDS],
     set_active: [u32; WORDS],
 
-    priority: [u8; INTIDS as usize],
+    pub(super) priority: [u8; INTIDS as usize],
     /// IROUTER, and the vCPU that it names if there is one.
-    route: [u32; INTIDS as usize],
+    pub(super) route: [u32; INTIDS as usize],
     target: [Option<u32>; INTIDS as usize],
     /// The vCPU that holds it, or has it active.
-    holder: [u32; INTIDS as usize],
+    pub(super) holder: [u32; INTIDS as usize],
 
     /// Number of questions so far, and how many of them each vCPU's last visit has answered.
     asked: u64,
@@ -294,7 +294,7 @@ impl Distributor {
         }
     }
 
-    fn all(&self, set: impl Fn(usize) -> u32) -> impl Iterator<Item = u32> {
+    pub(super) fn all(&self, set: impl Fn(usize) -> u32) -> impl Iterator<Item = u32> {
         (1..WORDS).flat_map(move |word| bits(set(word)).map(move |bit| join(word, bit)))
     }
 
@@ -442,8 +442,7 @@ impl Distributor {
                 (gicd::CTLR, Width::Word) => self.set_control(value),
                 _ => {
                     if let Some(intid) = routed(offset, width) {
-                        self.route[intid] = value & ROUTE_FIELDS;
-                        self.target[intid] = vcpu_at((value & ROUTE_FIELDS).into(), self.vcpus);
+                        self.set_route(intid, value);
                         self.forwarded.configured(intid / 32, 1 << (intid % 32));
                         self.update_all(intid / 32, 1 << (intid % 32));
                     }
@@ -467,6 +466,11 @@ impl Distributor {
             self.forwards = forwards;
             self.tell_all();
         }
+    }
+
+    pub(super) fn set_route(&mut self, intid: usize, value: u32) {
+        self.route[intid] = value & ROUTE_FIELDS;
+        self.target[intid] = vcpu_at((value & ROUTE_FIELDS).into(), self.vcpus);
     }
 
     fn write_active(&mut self, word: usize, ones: u32, set: bool, vcpu: u32) {

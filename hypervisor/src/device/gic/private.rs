@@ -2,22 +2,23 @@
 
 use super::list_register::{End, ListRegister, State};
 use super::registers::{Register, Width};
+use super::state::VcpuState;
 use super::{PRIORITY_BITS, bits};
 
 /// State of INTIDs 0 to 31, a bit each.
 #[derive(Debug)]
 pub(super) struct Private {
-    enabled: u32,
+    pub(super) enabled: u32,
     /// Pending on its own account: an edge that came, an SGI, a write of ISPENDR.
     pub(super) latch: u32,
     /// The line is asserted. Pending while level-triggered.
     pub(super) line: u32,
     pub(super) active: u32,
     /// Edge-triggered; SGIs always are.
-    edge: u32,
+    pub(super) edge: u32,
     /// Linked to a physical interrupt of this pCPU; the guest's end of it also ends the physical one.
-    linked: u32,
-    priority: [u8; 32],
+    pub(super) linked: u32,
+    pub(super) priority: [u8; 32],
 }
 
 /// INTIDs of SGIs.
@@ -108,6 +109,19 @@ impl Private {
         if state.pending && latched {
             self.latch |= bit;
         }
+    }
+}
+
+/// Another host's.
+impl Private {
+    /// Takes over a state, and of the lines those in `lines`.
+    pub(super) fn take_over(&mut self, state: &VcpuState, lines: u32) {
+        self.enabled = state.enabled;
+        self.latch = state.latch;
+        self.line = state.line & lines & !SGIS;
+        self.active = state.active;
+        self.edge = (state.edge | SGIS) & !self.linked;
+        self.priority = state.priority.map(|priority| priority & PRIORITY_BITS);
     }
 }
 

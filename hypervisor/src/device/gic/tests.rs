@@ -3,3 +3,4 @@ mod lists;
 mod machine;
 mod model;
 mod registers;
+mod states;

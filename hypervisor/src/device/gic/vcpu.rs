@@ -29,7 +29,7 @@ pub struct VcpuGic {
     latched: u32,
     /// Private INTIDs that are in list registers.
     in_lists: u32,
-    private: Private,
+    pub(super) private: Private,
     /// GICR_WAKER.ProcessorSleep: nothing is delivered.
     asleep: bool,
     /// The distributor lets interrupts through.
@@ -247,6 +247,12 @@ impl VcpuGic {
     /// The vCPU powers off: it gives back its SPIs, and the rest stays in the redistributor until it is on again. Until
     /// then it ignores news. May create news.
     pub fn power_off(&mut self, distributor: &mut Distributor) {
+        self.empty_lists(distributor);
+    }
+
+    /// Empties the list registers, so that the state of all interrupts is where their registers are. They are filled
+    /// again before the next entry. May create news.
+    pub fn empty_lists(&mut self, distributor: &mut Distributor) {
         self.pay(Some(distributor));
         let given_back = self.unload(Some(distributor));
         self.offer(given_back, distributor);
@@ -505,6 +511,30 @@ impl VcpuGic {
         if latched {
             self.latched |= 1 << index;
         }
+    }
+
+    /// Private interrupts in list registers: INTID, state, and whether the pending state came from the latch.
+    pub(super) fn private_in_lists(&self) -> impl Iterator<Item = (u32, State, bool)> {
+        bits(self.used).filter_map(|index| {
+            let list = self.lists[index as usize];
+            (list.intid() < FIRST_SPI).then_some((list.intid(), list.state(), self.latched & 1 << index != 0))
+        })
+    }
+
+    pub(super) const fn is_asleep(&self) -> bool {
+        self.asleep
+    }
+
+    pub(super) const fn splits_end(&self) -> bool {
+        self.splits_end
+    }
+
+    pub(super) const fn set_modes(&mut self, asleep: bool, splits_end: bool) {
+        self.asleep = asleep;
+        self.splits_end = splits_end;
+        // Everything is placed anew, with what the distributor has.
+        self.dirty = true;
+        self.spi_news = true;
     }
 
     fn free(&self) -> Option<u32> {

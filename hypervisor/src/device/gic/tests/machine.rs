@@ -3,7 +3,10 @@
 
 use std::vec::Vec;
 
-use crate::device::gic::{Config, Distributor, Posted, Read, Sgi, VcpuGic, Width};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::device::gic::{Config, Distributor, DistributorState, Posted, Read, Sgi, VcpuGic, VcpuState, Width};
 
 pub(super) const TIMER: u32 = 27;
 
@@ -101,6 +104,11 @@ impl Cpu {
     }
 }
 
+pub(super) fn through_a_file<T: Serialize + DeserializeOwned>(state: &T) -> T {
+    let bytes = postcard::to_allocvec(state).expect("it has a fixed form");
+    postcard::from_bytes(&bytes).expect("it was written so")
+}
+
 impl Machine {
     pub(super) fn new(vcpus: u32, lists: usize) -> Self {
         let config = |number| Config { number, vcpus, lists, linked: 1 << TIMER };
@@ -140,6 +148,47 @@ impl Machine {
         }
         machine.settle_all();
         machine
+    }
+
+    /// All vCPUs exit, what there is goes into a file, and they go on in another host, with this number of list
+    /// registers. Of a vCPU the guest's own part remains: what it has acknowledged, and its timer. Of the vCPUs, those
+    /// with a bit in `woken` fill their list registers again before the distributor's state is taken.
+    pub(super) fn save_and_restore(&mut self, lists: usize, woken: u32) {
+        for vcpu in 0..self.count() {
+            self.exit(vcpu);
+            let cpu = &mut self.cpus[vcpu as usize];
+            cpu.gic.accept(cpu.posted.take());
+            cpu.gic.empty_lists(&mut self.distributor);
+            cpu.lists.fill(0);
+        }
+        (0..self.count()).filter(|vcpu| woken >> vcpu & 1 != 0).for_each(|vcpu| self.enter(vcpu));
+        let shared = through_a_file(&self.distributor.state());
+        let vcpus: Vec<_> = self.cpus.iter().map(|cpu| through_a_file(&cpu.gic.state())).collect();
+        // Nothing of this is news to anybody, and a save that is given up leaves all as it was.
+        self.deliver_news();
+
+        self.take_over(&shared, &vcpus, lists).expect("the state of one");
+        assert_eq!(self.distributor.state(), shared);
+        assert!(self.cpus.iter().map(|cpu| cpu.gic.state()).eq(vcpus));
+        for vcpu in 0..self.count() {
+            self.enter(vcpu);
+        }
+    }
+
+    /// All interrupt controllers go on from these states, with this number of list registers. `None` for states that
+    /// none has.
+    pub(super) fn take_over(&mut self, shared: &DistributorState, vcpus: &[VcpuState], lists: usize) -> Option<()> {
+        self.distributor = Distributor::with_state(shared, self.count())?;
+        let count = self.count();
+        for (number, (cpu, state)) in (0..).zip(self.cpus.iter_mut().zip(vcpus)) {
+            let config = Config { number, vcpus: count, lists, linked: 1 << TIMER };
+            cpu.gic = VcpuGic::with_state(config, state, u32::MAX);
+            cpu.posted = Posted::new();
+            cpu.lists = vec![0; lists];
+            cpu.control = 1;
+            cpu.timer_active = cpu.gic.holds_linked(TIMER);
+        }
+        Some(())
     }
 
     /// One exit and the entry after it.

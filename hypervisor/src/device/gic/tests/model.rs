@@ -291,6 +291,37 @@ fn promptly_told_vcpus_see_what_the_manual_says() {
     assert!(acknowledged > 20_000, "the test did something: {acknowledged}");
 }
 
+/// A VM that is saved and restored notices nothing, whatever its interrupts are doing, and whatever number of list
+/// registers the other host has.
+#[test]
+fn vcpus_that_go_on_in_another_host_see_what_the_manual_says() {
+    let mut acknowledged = 0;
+    for seed in 1..=24 {
+        let lists = [2, 3, 4, 16][usize::try_from(seed % 4).expect("below four")];
+        let mut world = World::new(Decisions::of_seed(seed), lists, seed % 3 == 0);
+        for step in 0..4_000 {
+            world.step();
+            // Also between an event and the exit by which a vCPU hears of it.
+            if world.random.u32(..4) == 0 {
+                // A level that is pending by its line and by its register loses the latter if it is in a list register.
+                let is_twice = |spi: u32| {
+                    let interrupt = world.model.0[&key(0, spi)];
+                    !interrupt.edge && interrupt.latch && interrupt.line
+                };
+                let woken = if SPIS.into_iter().any(is_twice) { 0 } else { world.random.u32(..1 << VCPUS) };
+                world.machine.save_and_restore([2, 3, 4, 16][world.random.usize(..4)], woken);
+            }
+            world.machine.settle_told();
+            if step % 50 == 0 {
+                world.compare_registers();
+                world.machine.settle_told();
+            }
+        }
+        acknowledged += world.acknowledged;
+    }
+    assert!(acknowledged > 8_000, "the test did something: {acknowledged}");
+}
+
 /// The fuzzer decides what happens next.
 #[test]
 fn whatever_happens_vcpus_see_what_the_manual_says() {
