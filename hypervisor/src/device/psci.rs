@@ -66,6 +66,12 @@ impl Mitigations {
     /// None.
     pub const NONE: Self = Self([NOT_SUPPORTED; 3]);
 
+    /// The answers about the [functions](Self::FUNCTIONS): negative if there is no such function.
+    #[must_use]
+    pub const fn answers(self) -> [i32; 3] {
+        self.0
+    }
+
     /// The guest's answer for a function: 0 if it does something, 1 if it need not be called.
     fn features(self, number: u32) -> Answer {
         match Self::FUNCTIONS.iter().position(|function| *function == number).map(|at| self.0[at]) {

@@ -5,7 +5,7 @@ use std::vec;
 use std::vec::Vec;
 
 use abi::control::{About, Answer, Command, Refusal, Saving, StopReason, UPLOAD_CHUNK, VmEvent};
-use abi::payload::VmConfig;
+use abi::payload::{Devices, PciFunction, Role, VmConfig};
 use addr::PAGE_BYTES;
 use interleave::STEPS;
 
@@ -13,7 +13,7 @@ use super::control::{Tool, busy, sent};
 use super::{Scenario, explore, prepare};
 use crate::arch::fake::machine::{Simulation, machine};
 use crate::arch::fake::program::Op;
-use crate::vm::table;
+use crate::vm::{saved, table};
 
 /// Two vCPUs that write, wait for each other and for their timers, and check what they have written. The first turns
 /// the machine off in the end.
@@ -242,4 +242,19 @@ fn save_that_a_resume_overtakes_is_answered() {
 #[test]
 fn time_of_a_saved_guest_stands_still_and_a_foreign_state_is_refused() {
     explore(STANDS_STILL);
+}
+
+#[test]
+fn vm_whose_state_is_not_all_its_own_is_refused_with_the_reason() {
+    let plain = sent("saved");
+    assert_eq!(saved::check(&plain), Ok(()));
+    let function = PciFunction { bus: 0, device: 3, function: 0 };
+    for (vm, why) in [
+        (VmConfig { role: Role::Parent, ..plain.clone() }, "it is a parent"),
+        (VmConfig { devices: Devices::All, ..plain.clone() }, "the machine's devices"),
+        (VmConfig { devices: Devices::These(vec![function]), ..plain }, "PCI functions"),
+    ] {
+        let said = saved::check(&vm).expect_err("it is refused");
+        assert!(said.contains(why), "{said}");
+    }
 }

@@ -12,6 +12,7 @@
 
 use aarch64_defs::registers::mdscr_el1;
 use aarch64_defs::syndrome::SystemRegister;
+use serde::{Deserialize, Serialize};
 
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::register::{isb, read_register, write_register};
@@ -26,6 +27,14 @@ pub(in crate::arch::aarch64) struct Debug {
     is_locked: bool,
     /// The registers are in the processor, and do not trap.
     is_open: bool,
+}
+
+/// What a file keeps of them.
+#[derive(Serialize, Deserialize)]
+pub(super) struct State {
+    control: u64,
+    points: [[u64; 16]; 4],
+    is_locked: bool,
 }
 
 /// Which of the debug registers.
@@ -56,6 +65,18 @@ impl Debug {
     /// The registers at reset: no breakpoints or steps, and the OS lock is locked.
     pub(super) fn new() -> Self {
         Self { is_locked: true, ..Self::default() }
+    }
+
+    /// Their state while they are not in a processor.
+    pub(super) fn state(&self) -> State {
+        State { control: self.control, points: self.points, is_locked: self.is_locked }
+    }
+
+    /// Takes over a state while they are not in a processor.
+    pub(super) fn set_state(&mut self, state: &State) {
+        self.control = state.control & mdscr_el1::GUESTS;
+        self.points = state.points;
+        self.is_locked = state.is_locked;
     }
 
     /// The guest's read, when it traps; `None` if there is no such register.

@@ -11,6 +11,7 @@
 #![expect(unsafe_code, reason = "the registers decide how a guest's addresses are translated")]
 
 use aarch64_defs::registers::{sctlr, tcr_el1};
+use serde::{Deserialize, Serialize};
 
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::register::{isb, read_register, write_register};
@@ -18,7 +19,7 @@ use crate::arch::aarch64::register::{isb, read_register, write_register};
 macro_rules! registers {
     ($all:ident: $($field:ident = $name:literal,)*) => {
         /// Registers of one vCPU while they are not in a processor.
-        #[derive(Clone, Debug, Default)]
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         pub(super) struct $all {
             $($field: u64,)*
         }
@@ -78,6 +79,15 @@ registers! { Keys:
     ga_high = "s3_0_c2_c3_1",
 }
 
+/// What a file keeps of them. A guest without pointer authentication has keys of zero.
+#[derive(Serialize, Deserialize)]
+pub(super) struct State {
+    control: u64,
+    translation: u64,
+    ordinary: Ordinary,
+    keys: Keys,
+}
+
 /// All of them.
 #[derive(Clone, Debug)]
 pub(super) struct El1 {
@@ -98,6 +108,20 @@ impl El1 {
             keys: Keys::default(),
             has_keys: el2::features().has_pointer_authentication,
         }
+    }
+
+    /// Their state while they are not in a processor.
+    pub(super) fn state(&self) -> State {
+        let Self { control, translation, ordinary, keys, has_keys: _ } = self.clone();
+        State { control, translation, ordinary, keys }
+    }
+
+    /// Takes over a state while they are not in a processor.
+    pub(super) fn set_state(&mut self, state: &State) {
+        self.control = state.control;
+        self.translation = state.translation;
+        self.ordinary = state.ordinary.clone();
+        self.keys = state.keys.clone();
     }
 
     /// Loads them into this pCPU. Walks are disabled there, and stage 2 is the guest's already.

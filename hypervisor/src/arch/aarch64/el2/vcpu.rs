@@ -5,11 +5,17 @@
 
 #![expect(unsafe_code, reason = "loads what decides about the guest")]
 
-use aarch64_defs::registers::{hcr_el2, mpidr, sctlr, spsr, timer_control};
+mod saved;
+
+use alloc::sync::Arc;
+
+use aarch64_defs::features::IdRegisters;
+use aarch64_defs::registers::{cnthctl_el2, hcr_el2, mpidr, sctlr, spsr, timer_control};
 use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
 use abi::control::StopReason;
 use abi::payload::VmConfig;
 use addr::Hpa;
+use serde::{Deserialize, Serialize};
 use shootdown::Pages;
 use tlb_tag::by_vm::Flush;
 
@@ -21,6 +27,7 @@ use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::HostContext;
 use crate::arch::aarch64::guest::delivery::Start;
 use crate::arch::aarch64::guest::fpu::FpuState;
+use crate::arch::aarch64::guest::id_registers;
 use crate::arch::aarch64::guest::loader::KernelEntry;
 use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
@@ -34,6 +41,8 @@ use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
+
+pub(in crate::arch::aarch64) use saved::SavedVcpu;
 
 /// Registers, interrupt state and timer of one vCPU.
 pub(crate) struct ArchVcpu {
@@ -51,9 +60,14 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::aarch64) debug: Debug,
     /// VMPIDR_EL2: the affinity that the guest sees.
     affinity: u64,
+    /// The ID registers that the guest reads: those that it was told of at its boot, perhaps by another host.
+    pub(in crate::arch::aarch64) id_registers: Arc<IdRegisters>,
     pub(super) stage2_root: Hpa,
     /// HCR_EL2.
     hcr: u64,
+    /// CNTVOFF_EL2: how far the host's counter is ahead of the guest's. All vCPUs of a VM have the same. Zero, unless
+    /// the VM was saved: its time stood still then.
+    counter_offset: i64,
     timer: Timer,
     /// Its physical timer (CNTP), which traps.
     physical_timer: GenericTimer,
@@ -70,7 +84,7 @@ pub(crate) struct ArchVcpu {
     pub(super) tags: VcpuTags,
 }
 
-/// The guest's virtual timer while it is not in the pCPU. The guest's counter is the host's.
+/// The guest's virtual timer while it is not in the pCPU.
 #[derive(Clone, Copy, Debug, Default)]
 struct Timer {
     control: u64,
@@ -78,7 +92,7 @@ struct Timer {
 }
 
 impl Timer {
-    /// When its interrupt comes, if the timer is on.
+    /// The guest's count at which its interrupt comes, if the timer is on.
     fn due(self) -> Option<u64> {
         (self.control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE)
             .then_some(self.deadline)
@@ -86,7 +100,7 @@ impl Timer {
 }
 
 /// The guest's side of the interrupt controller: the state behind its ICC registers.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Interface {
     /// ICH_VMCR_EL2: priority mask, enables.
     control: u64,
@@ -126,16 +140,13 @@ impl VcpuState<Machine> for ArchVcpu {
             fpu: FpuState::new(),
             debug: Debug::new(),
             affinity: affinity(index) | mpidr::RES1,
+            id_registers: id_registers::offered().clone(),
             stage2_root,
             hcr: el2::hcr(),
+            counter_offset: 0,
             timer: Timer::default(),
             physical_timer: GenericTimer::default(),
-            gic: VcpuGic::new(gic::Config {
-                number: index,
-                vcpus: config.vcpus,
-                lists: host_gic::list_registers().clamp(2, MAX_LISTS),
-                linked: 1 << GUEST_TIMER,
-            }),
+            gic: VcpuGic::new(gic_config(index, config.vcpus)),
             interface: Interface::default(),
             lists_are_clear: false,
             has_erred: false,
@@ -164,6 +175,12 @@ impl VcpuState<Machine> for ArchVcpu {
         unsafe { write_register!("vmpidr_el2", self.affinity) };
         // SAFETY: made by `el2::hcr`: stage 2 is on, interrupts go to EL2.
         unsafe { write_register!("hcr_el2", self.hcr) };
+        // SAFETY: EL2 reads the physical counter.
+        unsafe { write_register!("cntvoff_el2", self.counter_offset) };
+        // The physical counter is the host's, so with an offset its reads trap, as the physical timer always does.
+        let untrapped = if self.counter_offset == 0 { cnthctl_el2::EL1PCTEN } else { 0 };
+        // SAFETY: gives the guest at most the physical counter.
+        unsafe { write_register!("cnthctl_el2", untrapped) };
         isb();
         self.el1.load();
         el2::clear_hidden(cpu);
@@ -229,7 +246,7 @@ impl VcpuState<Machine> for ArchVcpu {
     /// Makes a waiting vCPU active if something ends its wait. Returns whether it is active.
     fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Halted
-            && (self.wait_ends_at.is_some_and(|end| end <= counter::now())
+            && (self.wait_ends_at.is_some_and(|end| end <= self.count())
                 || self.gic.interrupts(self.priority_mask())
                 || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
         if wakes {
@@ -263,7 +280,9 @@ impl VcpuState<Machine> for ArchVcpu {
     #[inline]
     fn deadline(&self) -> Option<u64> {
         let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
-        earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
+        let count = earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)?;
+        // A count that is never reached stays that.
+        Some(count.saturating_add_signed(self.counter_offset))
     }
 
     /// The tags, to be freed when the vCPU is removed.
@@ -294,6 +313,23 @@ impl ArchVcpu {
         self.wait_ends_at = None;
     }
 
+    /// The guest's counter now: CNTVCT_EL0, and CNTPCT_EL0 as the guest reads it.
+    #[inline]
+    pub(in crate::arch::aarch64) fn count(&self) -> u64 {
+        self.count_at(counter::now())
+    }
+
+    /// The guest's counter at a tick of the host's.
+    #[inline]
+    pub(in crate::arch::aarch64) fn count_at(&self, tick: u64) -> u64 {
+        tick.wrapping_sub(self.counter_offset.cast_unsigned())
+    }
+
+    /// The guest's counter is `count` at a tick of the host's. The vCPU is on no pCPU.
+    pub(in crate::arch::aarch64) fn set_count(&mut self, count: u64, tick: u64) {
+        self.counter_offset = tick.wrapping_sub(count).cast_signed();
+    }
+
     /// Whether it is on.
     pub(in crate::arch::aarch64) fn is_on(&self) -> bool {
         self.activity != Activity::Off
@@ -312,7 +348,7 @@ impl ArchVcpu {
             const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
             read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
         } else {
-            self.timer.due().is_some_and(|due| due <= counter::now())
+            self.timer.due().is_some_and(|due| due <= self.count())
         }
     }
 
@@ -326,23 +362,24 @@ impl ArchVcpu {
         }
     }
 
-    /// Fires an expired timer: the physical one. The virtual one fires by itself when the vCPU is back on a pCPU.
+    /// Fires a timer that has expired at the host's tick `now`: the physical one. The virtual one fires by itself when
+    /// the vCPU is back on a pCPU.
     #[inline]
     pub(crate) fn expire_timer(&mut self, now: u64) {
-        if let Some(level) = self.physical_timer.settle(now) {
+        if let Some(level) = self.physical_timer.settle(self.count_at(now)) {
             self.gic.set_line(GUEST_PHYSICAL_TIMER, level);
         }
     }
 
-    /// The guest reads its physical timer. Its counter is the host's, by both names.
+    /// The guest reads its physical timer. The guest has one counter, by both names.
     pub(in crate::arch::aarch64) fn read_physical_timer(&self, register: Register) -> u64 {
-        self.physical_timer.read(register, counter::now())
+        self.physical_timer.read(register, self.count())
     }
 
     /// The guest writes its physical timer.
     pub(in crate::arch::aarch64) fn write_physical_timer(&mut self, register: Register, value: u64) {
         let now = counter::now();
-        self.physical_timer.write(register, value, now);
+        self.physical_timer.write(register, value, self.count_at(now));
         self.expire_timer(now);
     }
 
@@ -427,8 +464,7 @@ impl ArchVcpu {
     /// What to do for the guest's wait instruction.
     #[inline]
     pub(super) fn rest(&self, syndrome: Syndrome) -> Rest {
-        // The guest's counter is the host's.
-        syndrome.wait().rest(counter::now(), |number| self.general(number))
+        syndrome.wait().rest(self.count(), |number| self.general(number))
     }
 
     /// The vCPU waits for an interrupt, at most until its counter reaches `until`.
@@ -525,6 +561,12 @@ impl ArchVcpu {
         self.registers.pstate = pstate & KEPT | pan | bypass | PSTATE_AT_START;
         self.registers.pc = read_register!("vbar_el1").wrapping_add(offset);
     }
+}
+
+/// Constants of a vCPU's interrupt state, on this machine.
+fn gic_config(number: u32, vcpus: u32) -> gic::Config {
+    let lists = host_gic::list_registers().clamp(2, MAX_LISTS);
+    gic::Config { number, vcpus, lists, linked: 1 << GUEST_TIMER }
 }
 
 /// The earlier of two times.

@@ -10,6 +10,8 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::arch::aarch64::el2::{self, HostContext};
 use crate::arch::aarch64::register::{isb, write_register};
 
@@ -26,6 +28,14 @@ pub(in crate::arch::aarch64) struct FpuState {
     is_open: bool,
 }
 
+/// What a file keeps of it.
+#[derive(Serialize, Deserialize)]
+pub(in crate::arch::aarch64) struct State {
+    q: [[u64; 2]; 32],
+    fpsr: u64,
+    fpcr: u64,
+}
+
 /// No state's identity.
 pub(in crate::arch::aarch64) const NOBODY: u64 = 0;
 static IDENTITIES: AtomicU64 = AtomicU64::new(NOBODY + 1);
@@ -34,6 +44,16 @@ impl FpuState {
     /// The state at reset: all zero.
     pub(in crate::arch::aarch64) fn new() -> Self {
         Self { q: [[0; 2]; 32], fpsr: 0, fpcr: 0, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed), is_open: false }
+    }
+
+    /// Its state while the vCPU is on no pCPU.
+    pub(in crate::arch::aarch64) fn state(&self) -> State {
+        State { q: self.q, fpsr: self.fpsr, fpcr: self.fpcr }
+    }
+
+    /// Takes over a state. The vCPU has been on no pCPU.
+    pub(in crate::arch::aarch64) fn set_state(&mut self, state: &State) {
+        (self.q, self.fpsr, self.fpcr) = (state.q, state.fpsr, state.fpcr);
     }
 
     /// The vCPU comes to this pCPU. Its registers are open if they still hold its state: it ran here last

@@ -1,8 +1,9 @@
 //! ID registers of the pCPUs, and the ID registers that guests read.
 //!
 //! Each pCPU adds its own when it starts. Guests read what all have in common, within the allow-list of
-//! [`aarch64_defs::features`], on any pCPU.
+//! [`aarch64_defs::features`], on any pCPU. A guest from another host goes on to read what it was told there.
 
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use aarch64_defs::features::IdRegisters;
@@ -13,7 +14,7 @@ use crate::arch::aarch64::register::read_register;
 /// The common features of the pCPUs that have started so far.
 static COMMON: Mutex<Option<IdRegisters>> = Mutex::new(None);
 /// The guests' registers, from the first request on.
-static OFFERED: Once<IdRegisters> = Once::new();
+static OFFERED: Once<Arc<IdRegisters>> = Once::new();
 /// The features of two pCPUs differ.
 static DIFFER: AtomicBool = AtomicBool::new(false);
 /// Some pCPU has registers of error records (ID_AA64PFR0_EL1.RAS).
@@ -39,9 +40,8 @@ pub(in crate::arch::aarch64) fn add_this_cpu() {
 }
 
 /// The guests' registers. Called when all pCPUs are online.
-#[inline]
-pub(in crate::arch::aarch64) fn offered() -> &'static IdRegisters {
-    OFFERED.call_once(|| COMMON.lock().unwrap_or_else(|| IdRegisters::offered(read)))
+pub(in crate::arch::aarch64) fn offered() -> &'static Arc<IdRegisters> {
+    OFFERED.call_once(|| Arc::new(COMMON.lock().unwrap_or_else(|| IdRegisters::offered(read))))
 }
 
 /// Whether guests do not see some feature because only a part of the pCPUs has it.

@@ -7,7 +7,7 @@ use aarch64_defs::syndrome::{SystemAccess, SystemRegister};
 use abi::counters::ExitReason;
 use log::debug;
 
-use super::{delivery, id_registers, platform};
+use super::{delivery, platform};
 use crate::arch::VcpuState as _;
 use crate::cpu::scheduler;
 use crate::device::generic_timer::Register;
@@ -20,8 +20,11 @@ pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, access: SystemAcce
     let tally = run.tally;
     if is_read {
         tally.exit(ExitReason::SysregRead);
-        let timer = || timer_register(register).map(|register| run.owner.arch.read_physical_timer(register));
-        match read(register).or_else(timer).or_else(|| run.owner.arch.debug.read(register)) {
+        let timer = || match timer_register(register) {
+            Some(register) => Some(run.owner.arch.read_physical_timer(register)),
+            None => is_counter(register).then(|| run.owner.arch.count()),
+        };
+        match read(run, register).or_else(timer).or_else(|| run.owner.arch.debug.read(register)) {
             Some(value) => {
                 run.owner.arch.set_general(general, value);
                 run.owner.arch.skip();
@@ -47,10 +50,10 @@ fn refuse(run: &mut Running<'_>, register: SystemRegister) {
 }
 
 /// The guest's read; `None` if it has no such register.
-fn read(register: SystemRegister) -> Option<u64> {
+fn read(run: &Running<'_>, register: SystemRegister) -> Option<u64> {
     let value = match register.parts() {
         // ID registers.
-        (3, 0, 0, crm @ 1..=7, op2) => id_registers::offered().get(crm, op2),
+        (3, 0, 0, crm @ 1..=7, op2) => run.owner.arch.id_registers.get(crm, op2),
         // REVIDR_EL1, AIDR_EL1.
         (3, 0, 0, 0, 6) | (3, 1, 0, 0, 7) => 0,
         // ACTLR_EL1.
@@ -69,6 +72,11 @@ fn timer_register(register: SystemRegister) -> Option<Register> {
         (3, 3, 14, 2, 2) => Some(Register::Compare),
         _ => None,
     }
+}
+
+/// Whether it is the physical counter, with or without ordering of its own: CNTPCT_EL0, CNTPCTSS_EL0.
+fn is_counter(register: SystemRegister) -> bool {
+    matches!(register.parts(), (3, 3, 14, 0, 1 | 5))
 }
 
 /// The guest's write; false if it has no such register.
