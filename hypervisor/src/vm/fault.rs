@@ -55,6 +55,10 @@ pub(crate) enum Resolved {
     /// A child has memory there, but its parent has taken it away for now.
     #[allow(dead_code, reason = "not every architecture has parents")]
     NoAccess,
+    /// A parent reads a page that it has deposited. It finds nothing there. Linux does so without intent: it reads
+    /// whole words at the end of a buffer, whatever comes behind it (`load_unaligned_zeropad`).
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    Deposited,
     /// Its VM ends.
     End(Problem),
 }
@@ -66,7 +70,7 @@ pub(crate) enum Problem {
     OutOfTables,
     /// Stage 2 does not map memory that the VM has, or not for this access: a bug of the hypervisor.
     NotMapped,
-    /// The VM is a parent, and has deposited the page.
+    /// The VM is a parent, and has deposited the page. It does more than read it.
     Deposited,
 }
 
@@ -76,7 +80,7 @@ impl Problem {
         match self {
             Self::OutOfTables => "touches memory for which the host has no stage-2 table left",
             Self::NotMapped => "has memory that stage 2 does not map",
-            Self::Deposited => "touches memory that it has deposited for a partition",
+            Self::Deposited => "writes to memory that it has deposited for a partition, or executes it",
         }
     }
 }
@@ -204,7 +208,10 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them since, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again(Denial::NONE),
-        Fault::Unmapped if run.vm.memory.visits.is_some() => Resolved::End(Problem::Deposited),
+        Fault::Unmapped if run.vm.memory.visits.is_some() => {
+            let is_read = !needs.access.write && !needs.access.execute && !needs.is_table_walk;
+            if is_read { Resolved::Deposited } else { Resolved::End(Problem::Deposited) }
+        }
         Fault::Unmapped | Fault::Large => Resolved::End(Problem::NotMapped),
     }
 }

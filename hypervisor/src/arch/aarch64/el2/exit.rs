@@ -117,7 +117,9 @@ fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
     };
     match resolve_fault(run, gpa, is_mapped, needs) {
         Resolved::Again(denial) => retry(run, gpa, denial),
-        Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess => mmio::access(run, gpa, syndrome),
+        Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess | Resolved::Deposited => {
+            mmio::access(run, gpa, syndrome)
+        }
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
 }
@@ -136,7 +138,7 @@ fn instruction_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
         };
         match resolve_fault(run, gpa, fault != Fault::Translation, needs) {
             Resolved::Again(denial) => return retry(run, gpa, denial),
-            Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess => {}
+            Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess | Resolved::Deposited => {}
             Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
         }
     }

@@ -126,7 +126,7 @@ pub(super) fn missing(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Missing
     match Machine::fault_of_child(run, gpa, needs) {
         Resolved::NoAccess => Missing::Away,
         Resolved::Again(_) => Missing::Back,
-        Resolved::Device | Resolved::DeviceOfChild | Resolved::End(_) => Missing::Nowhere,
+        Resolved::Device | Resolved::DeviceOfChild | Resolved::Deposited | Resolved::End(_) => Missing::Nowhere,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::device::io_apic;
 use crate::device::local_apic::{Effect, LocalApic};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::fault::Needs;
+use crate::vm::fault::{Needs, Problem};
 use crate::vm::tool_port::ToolPort;
 
 /// The guest accessed `gpa`, where it has no memory.
@@ -71,6 +71,15 @@ pub(in crate::arch::x86_64) fn access_of_child(run: &mut Running<'_>, gpa: Gpa, 
         return intercept::device(run, gpa, needs);
     }
     access(run, gpa, needs)
+}
+
+/// A parent reads memory that it has deposited: ones, as where there is no memory.
+#[cold]
+pub(in crate::arch::x86_64) fn read_of_deposited(run: &mut Running<'_>, gpa: Gpa) -> Next {
+    if run.owner.arch.hardware.has_interrupted_delivery() {
+        return stop(run, StopReason::Unsupported, Problem::Deposited.text());
+    }
+    carry_out(run, Cause::Access(gpa))
 }
 
 /// The guest is at INS or OUTS, to a port that it may use.

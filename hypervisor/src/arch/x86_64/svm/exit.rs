@@ -231,6 +231,7 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
         Resolved::Device => mmio::access(run, gpa, needs()),
         Resolved::DeviceOfChild => mmio::access_of_child(run, gpa, needs()),
         Resolved::NoAccess => intercept::not_here_now(run, gpa, needs()),
+        Resolved::Deposited => mmio::read_of_deposited(run, gpa),
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
 }

@@ -395,6 +395,10 @@ fn violation(run: &mut Running<'_>) -> Next {
             complete(&mut run.owner.arch);
             intercept::not_here_now(run, gpa, needs())
         }
+        Resolved::Deposited => {
+            complete(&mut run.owner.arch);
+            mmio::read_of_deposited(run, gpa)
+        }
         Resolved::End(problem) => {
             complete(&mut run.owner.arch);
             stop(run, StopReason::Unsupported, problem.text())
