@@ -28,6 +28,8 @@ pub(crate) struct Qmp {
 
 /// Seconds until a QEMU that does not answer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often somebody who waits is told how far it is.
+const PROGRESS: Duration = Duration::from_secs(2);
 /// How often QEMU is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(5);
 /// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
@@ -122,9 +124,13 @@ impl Qmp {
     /// Waits until the migration has this status, but not longer than `limit`, nor after somebody has set `cancelled`.
     /// Returns all that QEMU tells about it then.
     pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<Value> {
-        let began = Instant::now();
+        let (began, mut told) = (Instant::now(), Instant::now());
         loop {
             let now = self.migration()?;
+            if told.elapsed() > PROGRESS {
+                told = Instant::now();
+                eprintln!("guest-move: {} s, {}", began.elapsed().as_secs(), progress(&now["ram"]));
+            }
             match now["status"].as_str() {
                 Some(reached) if reached == status => return Ok(now),
                 Some(end @ ("failed" | "cancelled" | "completed")) => {
@@ -133,14 +139,7 @@ impl Qmp {
                 }
                 _ if cancelled.load(Ordering::Relaxed) => bail!(CANCELLED),
                 _ if limit.is_some_and(|limit| began.elapsed() > limit) => {
-                    let ram = &now["ram"];
-                    bail!(
-                        "after {} s and {} rounds {} bytes are left, and the guest writes {} pages a second",
-                        began.elapsed().as_secs(),
-                        ram["dirty-sync-count"],
-                        ram["remaining"],
-                        ram["dirty-pages-rate"]
-                    );
+                    bail!("given up after {} s: {}", began.elapsed().as_secs(), progress(&now["ram"]));
                 }
                 _ => std::thread::sleep(PERIOD),
             }
@@ -228,6 +227,18 @@ impl Qmp {
     pub(crate) fn quit(&mut self) -> Result<()> {
         self.call("quit", json!({})).map(|_| ())
     }
+}
+
+/// How far a migration is, by QEMU's answer about memory.
+fn progress(ram: &Value) -> String {
+    let mib = |key: &str| ram[key].as_u64().unwrap_or_default() >> 20;
+    format!(
+        "round {}, {} MiB sent, {} MiB left; the guest writes {} pages a second",
+        ram["dirty-sync-count"],
+        mib("transferred"),
+        mib("remaining"),
+        ram["dirty-pages-rate"]
+    )
 }
 
 /// Whether a migration has begun and not ended, by QEMU's answer.
