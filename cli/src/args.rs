@@ -8,6 +8,7 @@ mod decode;
 mod dirty;
 mod layout;
 mod machine;
+mod moves;
 mod parent;
 mod payload;
 mod saved;
@@ -29,6 +30,7 @@ pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use machine::{MachineBenchArgs, MachinePart};
+pub(crate) use moves::MoveBenchArgs;
 pub(crate) use parent::{ParentBenchArgs, ParentPart};
 pub(crate) use payload::PayloadArgs;
 pub(crate) use saved::{RestoreArgs, SaveArgs};
@@ -302,6 +304,9 @@ pub(crate) enum Measurement {
     /// Compare a VM that has the machine's devices with the same Linux without Dunlin, on the same emulated machine
     #[command(after_long_help = machine::HELP)]
     Machine(MachineBenchArgs),
+    /// Move a guest of a parent VM to another host while it writes, and compare with KVM
+    #[command(after_long_help = moves::HELP)]
+    Move(MoveBenchArgs),
 }
 
 /// `dunlin pages`.

@@ -17,6 +17,7 @@ mod exits;
 mod guest;
 mod layout;
 mod machine;
+mod moves;
 mod pair;
 mod parent;
 mod plain;
@@ -61,6 +62,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Bounds(bounds)) => measure("bounds", &|log| bounds::run(bounds, log)),
         Some(Measurement::Parent(parent)) => measure("parent", &|log| parent::run(parent, log)),
         Some(Measurement::Machine(machine)) => measure("machine", &|log| machine::run(machine, log)),
+        Some(Measurement::Move(moves)) => measure("move", &|log| moves::run(moves, log)),
         Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {
             Err(Failure::bad_input("option '--record' is for single experiments").help("'dunlin bench all -o FILE'"))
         }

@@ -7,6 +7,7 @@
 //! * [`latency`]: the time of one call that must flush the TLBs of busy CPUs.
 //! * [`compile`]: compiles C files, as many at a time as there are CPUs.
 //! * [`cut_off`]: the native cost of flushing pages, compared with flushing everything.
+//! * [`writer`]: writes to all of a large memory, and tells how fast.
 //! * [`interrupts`]: how the kernel flushed, from its own counts.
 //!
 //! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 on
@@ -21,6 +22,7 @@ mod memory;
 mod options;
 mod stale;
 mod storm;
+mod writer;
 
 use std::process::ExitCode;
 
@@ -30,9 +32,10 @@ const HELP: &str = "\
 dunlin-workloads storm   [--threads N] [--seconds S]               map, protect, discard, unmap; look for stale reads
 dunlin-workloads latency [--threads N] [--calls K] [--pages P]     time mprotect of P pages while N-1 threads spin
 dunlin-workloads cut-off [--rounds R]                              what flushing pages, or everything, costs here
+dunlin-workloads writer  [--threads N] [--mib M] [--rate R] [--seconds S]   write M MiB again and again, R MiB a second
 dunlin-workloads compile [--jobs N] [--rounds R] [--files F]       compile C files (at most F), R times over
 
-N is the number of online CPUs when left out.
+N is the number of online CPUs when left out; of a writer, 1.
 ";
 
 /// How a run ended.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         "storm" => (&storm::OPTIONS, storm::run),
         "latency" => (&latency::OPTIONS, latency::run),
         "cut-off" => (&cut_off::OPTIONS, cut_off::run),
+        "writer" => (&writer::OPTIONS, writer::run),
         "compile" => (&compile::OPTIONS, compile::run),
         _ => {
             eprint!("{HELP}");

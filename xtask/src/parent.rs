@@ -106,8 +106,15 @@ const OVMF_PACKAGE: &str = "ovmf";
 const NEWEST: &str = "vmlinuz-newest";
 /// A program that measures disks.
 const FIO: &str = "fio.cpio.gz";
-/// The modules of KVM on AMD's processors, in the order in which they are loaded.
-const KVM: &[&str] = &["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+/// The modules of KVM on AMD's processors, and of a network card, in the order in which they are loaded.
+const KVM: &[&str] = &[
+    "virt/lib/irqbypass",
+    "arch/x86/kvm/kvm",
+    "arch/x86/kvm/kvm-amd",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+];
 
 /// Leaves the kernel and the programs in `target/dunlin`. Fast if the cache has both.
 pub(crate) fn build(places: &Places) -> Result<()> {
@@ -148,7 +155,8 @@ fn kvm(places: &Places) -> Result<()> {
     let image = fs::read(&kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
     let release = release(&image).with_context(|| format!("{} names no release", kernel.display()))?;
     let mark = places.assets().join("kvm.release");
-    if to.is_file() && fs::read_to_string(&mark).is_ok_and(|packed| packed == release) {
+    let all = format!("{release}\n{}\n", KVM.join("\n"));
+    if to.is_file() && fs::read_to_string(&mark).is_ok_and(|packed| packed == all) {
         return Ok(());
     }
     let mut archive = Archive::default();
@@ -171,7 +179,7 @@ fn kvm(places: &Places) -> Result<()> {
     fs::remove_file(&packed)?;
     fs::write(&to, archive.finish()?).with_context(|| format!("cannot write {}", to.display()))?;
     // Last, so that an interrupted run leaves nothing that looks complete.
-    fs::write(&mark, release).with_context(|| format!("cannot write {}", mark.display()))
+    fs::write(&mark, all).with_context(|| format!("cannot write {}", mark.display()))
 }
 
 /// The release of a bzImage: the first word of the text that the header's field `kernel_version` points to.

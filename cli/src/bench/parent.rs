@@ -16,7 +16,8 @@ use crate::args::{ParentBenchArgs, ParentPart};
 use crate::failure::Failure;
 use crate::records::{Class, Figure, Log};
 use access::Accesses;
-use host::{Host, Outcome, Way, tell};
+pub(super) use host::Host;
+use host::{Outcome, Way, tell};
 
 /// A quantity that is measured on both hosts.
 struct Row {

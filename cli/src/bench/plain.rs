@@ -47,21 +47,8 @@ impl Plain<'_> {
     pub(super) fn run(&self, script: &str) -> Result<Ended, Failure> {
         let cannot = |error: std::io::Error| Failure::failed(format!("a host with {}: {error}", self.name));
         let directory = tempfile::tempdir().map_err(cannot)?;
-        let [initrd, agent, console, errors] =
-            ["initrd", "agent", "console", "errors"].map(|name| directory.path().join(name));
-        let mut archive = Vec::new();
-        for file in self.initrd {
-            exec::append(&mut archive, &fs::read(file).map_err(cannot)?);
-        }
-        exec::add_script(&mut archive, script).map_err(cannot)?;
-        fs::write(&initrd, archive).map_err(cannot)?;
-
-        let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-machine", "q35", "-cpu", "max", "-smp", &self.cpus.to_string(), "-m", self.memory]);
-        command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nodefaults", "-no-user-config"]);
-        command.args([joined("-serial file:", &console), joined("-serial file:", &agent)].concat());
-        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(&initrd).args(["-append", self.cmdline]);
-        command.args(self.more);
+        let [agent, console, errors] = ["agent", "console", "errors"].map(|name| directory.path().join(name));
+        let mut command = self.command(directory.path(), script, &joined("-serial file:", &agent))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&errors).map_err(cannot)?);
 
         let start = Instant::now();
@@ -78,6 +65,32 @@ impl Plain<'_> {
                 Err(Failure::failed(format!("{command} on {}: {status}\n{said}", self.name)))
             }
         }
+    }
+
+    /// The command that starts it. What the agent says, `script`'s output among it, goes to standard output. Its other
+    /// files are in `directory`.
+    pub(super) fn piped(&self, directory: &Path, script: &str) -> Result<Command, Failure> {
+        let agent = ["-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"].map(OsString::from);
+        self.command(directory, script, &agent)
+    }
+
+    fn command(&self, directory: &Path, script: &str, agent: &[OsString]) -> Result<Command, Failure> {
+        let cannot = |error: std::io::Error| Failure::failed(format!("a host with {}: {error}", self.name));
+        let [initrd, console] = ["initrd", "console"].map(|name| directory.join(name));
+        let mut archive = Vec::new();
+        for file in self.initrd {
+            exec::append(&mut archive, &fs::read(file).map_err(cannot)?);
+        }
+        exec::add_script(&mut archive, script).map_err(cannot)?;
+        fs::write(&initrd, archive).map_err(cannot)?;
+
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-machine", "q35", "-cpu", "max", "-smp", &self.cpus.to_string(), "-m", self.memory]);
+        command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nodefaults", "-no-user-config"]);
+        command.args(joined("-serial file:", &console)).args(agent);
+        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(&initrd).args(["-append", self.cmdline]);
+        command.args(self.more);
+        Ok(command)
     }
 }
 

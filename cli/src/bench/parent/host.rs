@@ -17,7 +17,7 @@ use crate::stats::printable;
 
 /// What runs QEMU's guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Host {
+pub(in crate::bench) enum Host {
     Dunlin,
     Kvm,
 }
@@ -52,7 +52,7 @@ impl Outcome {
 }
 
 impl Host {
-    pub(super) const fn name(self) -> &'static str {
+    pub(in crate::bench) const fn name(self) -> &'static str {
         match self {
             Self::Dunlin => "Dunlin",
             Self::Kvm => "KVM",
