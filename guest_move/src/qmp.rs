@@ -1,6 +1,6 @@
 //! QEMU's machine protocol: a command for each line, and its answer. Events come in between.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,10 @@ use crate::system;
 #[derive(Debug)]
 pub(crate) struct Qmp {
     stream: BufReader<UnixStream>,
+    /// A line that has not come to its end.
+    begun: Vec<u8>,
+    /// Whether it has said that a migration is a step further.
+    has_news: bool,
     /// When it said that the guest was stopped.
     stopped_at: Option<Instant>,
     pid: u32,
@@ -30,7 +34,9 @@ pub(crate) struct Qmp {
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often somebody who waits is told how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// How often QEMU is asked how far it is.
+/// How often QEMU is asked how far a migration is, if it says nothing.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often QEMU is asked whether it is done with something short.
 const PERIOD: Duration = Duration::from_millis(5);
 /// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
 /// that moment loses the kick.
@@ -48,9 +54,15 @@ impl Qmp {
     }
 
     fn over(stream: UnixStream) -> Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut qmp =
-            Self { stream: BufReader::new(stream), stopped_at: None, pid: 0, threads: Vec::new(), kicks: None };
+        let mut qmp = Self {
+            stream: BufReader::new(stream),
+            begun: Vec::new(),
+            has_news: false,
+            stopped_at: None,
+            pid: 0,
+            threads: Vec::new(),
+            kicks: None,
+        };
         let greeting = qmp.line()?;
         greeting.get("QMP").context("this is no monitor of QEMU")?;
         qmp.call("qmp_capabilities", json!({}))?;
@@ -69,18 +81,35 @@ impl Qmp {
             if let Some(error) = line.get("error") {
                 bail!("{command}: {}", error["desc"].as_str().unwrap_or("refused"));
             }
-            if line["event"] == "STOP" {
-                self.stopped_at = Some(Instant::now());
-            }
+            self.notice(&line);
         }
     }
 
     fn line(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        if self.stream.read_line(&mut line).context("QEMU says nothing")? == 0 {
-            bail!("QEMU has closed its monitor");
+        self.line_within(PATIENCE)?.context("QEMU says nothing")
+    }
+
+    /// The next line, if one comes in this time.
+    fn line_within(&mut self, time: Duration) -> Result<Option<Value>> {
+        self.stream.get_mut().set_read_timeout(Some(time))?;
+        match self.stream.read_until(b'\n', &mut self.begun) {
+            Ok(_) if self.begun.ends_with(b"\n") => {
+                let line = std::mem::take(&mut self.begun);
+                serde_json::from_slice(&line).map(Some).context("QEMU says something else than JSON")
+            }
+            Ok(_) => bail!("QEMU has closed its monitor"),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(None),
+            Err(error) => Err(error).context("QEMU says nothing"),
         }
-        serde_json::from_str(&line).context("QEMU says something else than JSON")
+    }
+
+    /// Takes note of an event.
+    fn notice(&mut self, line: &Value) {
+        match line["event"].as_str() {
+            Some("STOP") => self.stopped_at = Some(Instant::now()),
+            Some("MIGRATION") => self.has_news = true,
+            _ => {}
+        }
     }
 
     /// When the guest was stopped, if it was since the beginning.
@@ -114,6 +143,7 @@ impl Qmp {
         let capabilities = json!([
             { "capability": "pause-before-switchover", "state": true },
             { "capability": "auto-converge", "state": slows_down },
+            { "capability": "events", "state": true },
         ]);
         self.call("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         self.call("migrate-set-parameters", parameters)?;
@@ -141,9 +171,20 @@ impl Qmp {
                 _ if limit.is_some_and(|limit| began.elapsed() > limit) => {
                     bail!("given up after {} s: {}", began.elapsed().as_secs(), progress(&now["ram"]));
                 }
-                _ => std::thread::sleep(PERIOD),
+                _ => self.wait_for_news()?,
             }
         }
+    }
+
+    /// Waits until QEMU tells that the migration is a step further, or for a while. Each question would cost it time.
+    fn wait_for_news(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while !std::mem::take(&mut self.has_news) && began.elapsed() < LOOK {
+            if let Some(line) = self.line_within(LOOK)? {
+                self.notice(&line);
+            }
+        }
+        Ok(())
     }
 
     /// What QEMU tells about the migration.
@@ -322,6 +363,18 @@ mod tests {
         ])
         .expect("says hello");
         qmp.stay().expect("goes on in the end");
+    }
+
+    #[test]
+    fn event_of_a_migration_ends_a_wait() {
+        let active = r#"{"return": {"status": "active"}}"#;
+        let news = "{\"return\": {\"status\": \"active\"}}\n{\"event\": \"MIGRATION\", \"data\": {}}";
+        let done = r#"{"return": {"status": "completed"}}"#;
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, active, news, done]).expect("says hello");
+        let began = Instant::now();
+        qmp.wait_for("completed", None, &AtomicBool::new(false)).expect("is completed");
+        assert!(began.elapsed() >= LOOK, "nothing was said after the first answer");
+        assert!(qmp.line_within(Duration::from_millis(1)).expect("QEMU is there").is_none());
     }
 
     #[test]
