@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use twox_hash::XxHash64;
 
 use crate::guest::Guest;
-use crate::peer::{self, CANCELLED, Listener, Speaker, VERSION, Word};
+use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
 use crate::qmp::Qmp;
 use crate::state::State;
 use crate::system::PAGE;
@@ -183,8 +183,8 @@ struct Outlet {
     thread: JoinHandle<Result<()>>,
 }
 
-/// Bytes in a word of data, at most.
-const CHUNK: usize = 64 << 10;
+/// Bytes of data that are passed on at once, at most.
+const CHUNK: usize = 128 << 10;
 
 impl Outlet {
     fn open<S: Write + Send + 'static>(speaker: Speaker<S>) -> Result<Self> {
@@ -193,13 +193,12 @@ impl Outlet {
         // If it ends early, QEMU has nobody to send to, and its migration fails.
         let thread = thread::spawn(move || {
             let (mut stream, _) = listener.accept()?;
+            let mut bytes = vec![0; HEADER + CHUNK];
             loop {
-                let mut bytes = vec![0; CHUNK];
-                match stream.read(&mut bytes)? {
+                match stream.read(&mut bytes[HEADER..])? {
                     0 => return speaker.say(&Word::End),
-                    count => bytes.truncate(count),
+                    count => speaker.pass_on(&mut bytes[..HEADER + count])?,
                 }
-                speaker.say(&Word::Data(ByteBuf::from(bytes)))?;
             }
         });
         Ok(Self { folder, thread })
@@ -352,8 +351,11 @@ impl Inlet {
     ) -> Result<State> {
         let mut state = None;
         loop {
-            match listener.hear_unless(cancelled)? {
-                Word::Data(bytes) => self.stream.write_all(&bytes).context("QEMU has not loaded all of the guest")?,
+            let Some(word) = listener.hear_word_or_data(cancelled)? else {
+                self.stream.write_all(listener.data()).context("QEMU has not loaded all of the guest")?;
+                continue;
+            };
+            match word {
                 Word::State(bytes) => {
                     // Before QEMU has got all: then the guest goes on at the source the sooner.
                     let decoded = State::decode(&bytes)?;

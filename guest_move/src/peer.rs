@@ -19,8 +19,9 @@
 //! the guest never runs on both sides, whatever is cut off or ends. A source that has said `Go` and hears nothing does
 //! not know whether the target runs it. It leaves its guest stopped, and says so.
 //!
-//! Each word has its length and a sum. QEMU's own stream has no sum: a bit of a page that changes on its way would be
-//! loaded.
+//! Each word, and each piece of data, has its length and a sum. QEMU's own stream has no sum: a bit of a page that
+//! changes on its way would be loaded. Data are neither copied nor given memory of their own here: memory that comes
+//! and goes cost more than all the rest.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -40,8 +41,6 @@ pub(crate) enum Word {
     Hello(u32),
     /// The target's QEMU listens.
     Ready,
-    /// A part of what the source's QEMU sends.
-    Data(ByteBuf),
     /// What QEMU leaves out, as bytes of [`State::encode`](crate::state::State::encode).
     State(ByteBuf),
     /// The source's QEMU has sent all.
@@ -66,7 +65,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a wait looks whether the move is cancelled.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Length and sum.
-const HEADER: usize = 4 + 8;
+pub(crate) const HEADER: usize = 4 + 8;
+/// In the length: data follow, which are no word.
+const IS_DATA: u32 = 1 << 31;
 
 /// The connection: what the other host says, and the other direction.
 pub(crate) fn over(stream: TcpStream) -> Result<(Listener<TcpStream>, Speaker<TcpStream>)> {
@@ -110,13 +111,22 @@ impl<S: Write> Speaker<S> {
 
     pub(crate) fn say(&self, word: &Word) -> Result<()> {
         let mut bytes = postcard::to_extend(word, vec![0; HEADER])?;
-        let length = u32::try_from(bytes.len() - HEADER)?;
+        self.send(&mut bytes, 0)
+    }
+
+    /// Passes on what the source's QEMU sends: `bytes` from [`HEADER`] on.
+    pub(crate) fn pass_on(&self, bytes: &mut [u8]) -> Result<()> {
+        self.send(bytes, IS_DATA)
+    }
+
+    fn send(&self, bytes: &mut [u8], kind: u32) -> Result<()> {
+        let length = u32::try_from(bytes.len() - HEADER)? | kind;
         let mut said = self.said();
-        let sum = XxHash64::oneshot(said.count, &bytes[HEADER..]);
+        let sum = sum(said.count, length, &bytes[HEADER..]);
         bytes[..4].copy_from_slice(&length.to_le_bytes());
         bytes[4..HEADER].copy_from_slice(&sum.to_le_bytes());
         said.count += 1;
-        said.stream.write_all(&bytes).context("it takes no more data")
+        said.stream.write_all(bytes).context("it takes no more data")
     }
 
     /// Says why nothing comes of it, if somebody still listens.
@@ -125,19 +135,26 @@ impl<S: Write> Speaker<S> {
     }
 }
 
+/// Of what was said at this place in the order.
+fn sum(number: u64, length: u32, bytes: &[u8]) -> u64 {
+    XxHash64::oneshot(number << 32 | u64::from(length), bytes)
+}
+
 /// Hears words.
 #[derive(Debug)]
 pub(crate) struct Listener<S> {
     stream: S,
     /// Number of words.
     heard: u64,
+    /// What was heard last.
+    bytes: Vec<u8>,
     patience: Duration,
 }
 
 impl<S: Read> Listener<S> {
     /// Of the words of a stream from its beginning on.
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, heard: 0, patience: PATIENCE }
+        Self { stream, heard: 0, bytes: Vec::new(), patience: PATIENCE }
     }
 
     /// Waits for that long at most from now on.
@@ -152,30 +169,44 @@ impl<S: Read> Listener<S> {
 
     /// The next word, unless somebody sets `cancelled` meanwhile.
     pub(crate) fn hear_unless(&mut self, cancelled: &AtomicBool) -> Result<Word> {
-        let mut header = [0; HEADER];
-        self.fill(&mut header, cancelled)?;
-        let (length, sum) = header.split_at(4);
-        let length = u32::from_le_bytes(length.try_into()?) as usize;
-        ensure!(length <= LONGEST, "the other host speaks another language");
-        let mut bytes = vec![0; length];
-        self.fill(&mut bytes, cancelled)?;
-        let is_whole = XxHash64::oneshot(self.heard, &bytes) == u64::from_le_bytes(sum.try_into()?);
+        self.hear_word_or_data(cancelled)?.context("the other host sends data instead of a word")
+    }
+
+    /// The next word, or `None` if data come, which are [`Self::data`].
+    pub(crate) fn hear_word_or_data(&mut self, cancelled: &AtomicBool) -> Result<Option<Word>> {
+        self.fill(HEADER, cancelled)?;
+        let (length, rest) = self.bytes.split_first_chunk().context("a short header")?;
+        let (length, expected) = (u32::from_le_bytes(*length), u64::from_le_bytes(rest.try_into()?));
+        let count = (length & !IS_DATA) as usize;
+        ensure!(count <= LONGEST, "the other host speaks another language");
+        self.fill(count, cancelled)?;
+        let is_whole = sum(self.heard, length, &self.bytes) == expected;
         ensure!(is_whole, "what the other host has sent has changed on its way");
         self.heard += 1;
-        match postcard::from_bytes(&bytes).context("the other host speaks another language")? {
+        if length & IS_DATA != 0 {
+            return Ok(None);
+        }
+        match postcard::from_bytes(&self.bytes).context("the other host speaks another language")? {
             Word::Failed(why) => bail!("the other host has given up: {why}"),
-            word => Ok(word),
+            word => Ok(Some(word)),
         }
     }
 
-    fn fill(&mut self, mut bytes: &mut [u8], cancelled: &AtomicBool) -> Result<()> {
-        let mut last = Instant::now();
-        while !bytes.is_empty() {
+    /// The data that were heard last.
+    pub(crate) fn data(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Hears so many bytes.
+    fn fill(&mut self, count: usize, cancelled: &AtomicBool) -> Result<()> {
+        let (mut last, mut filled) = (Instant::now(), 0);
+        self.bytes.resize(count, 0);
+        while filled < count {
             ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
-            match self.stream.read(bytes) {
+            match self.stream.read(&mut self.bytes[filled..]) {
                 Ok(0) => bail!("the other host is gone"),
-                Ok(count) => {
-                    bytes = bytes.split_at_mut(count).1;
+                Ok(more) => {
+                    filled += more;
                     last = Instant::now();
                 }
                 Err(error) if is_for_later(error.kind()) => {
@@ -215,28 +246,50 @@ mod tests {
     fn pair() -> (Speaker<UnixStream>, Listener<UnixStream>) {
         let (one, other) = UnixStream::pair().expect("two sockets");
         other.set_read_timeout(Some(PERIOD)).expect("is longer than zero");
-        (Speaker::new(one), Listener { stream: other, heard: 0, patience: PERIOD })
+        let mut listener = Listener::new(other);
+        listener.set_patience(PERIOD);
+        (Speaker::new(one), listener)
     }
 
-    /// The bytes of some words.
-    fn bytes_of(words: &[Word]) -> Vec<u8> {
+    /// What can be heard.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Heard {
+        Word(Word),
+        Data(Vec<u8>),
+    }
+
+    /// The bytes of it.
+    fn bytes_of(all: &[Heard]) -> Vec<u8> {
         let speaker = Speaker::new(Vec::new());
-        words.iter().for_each(|word| speaker.say(word).expect("has room"));
+        for one in all {
+            let said = match one {
+                Heard::Word(word) => speaker.say(word),
+                Heard::Data(data) => speaker.pass_on(&mut [&[0; HEADER], &data[..]].concat()),
+            };
+            said.expect("has room");
+        }
         speaker.said().stream.clone()
     }
 
-    fn all_of(bytes: &[u8]) -> Vec<Word> {
+    fn all_of(bytes: &[u8]) -> Vec<Heard> {
         let mut listener = Listener::new(bytes);
-        std::iter::from_fn(|| listener.hear().ok()).collect()
+        let next = || match listener.hear_word_or_data(&AtomicBool::new(false)).ok()? {
+            Some(word) => Some(Heard::Word(word)),
+            None => Some(Heard::Data(listener.data().to_vec())),
+        };
+        std::iter::from_fn(next).collect()
     }
 
     #[test]
     fn words_arrive_and_a_failure_ends_it() {
         let (one, mut other) = pair();
-        one.say(&Word::Data(ByteBuf::from([7; 70_000]))).expect("is heard");
-        assert_eq!(other.hear().expect("is said"), Word::Data(ByteBuf::from([7; 70_000])));
         one.say(&Word::Loaded).expect("is heard");
         assert!(other.expect(&Word::Go).is_err(), "that is another word");
+        one.pass_on(&mut [7; 70_000]).expect("is heard");
+        assert!(other.hear_word_or_data(&AtomicBool::new(false)).expect("is said").is_none());
+        assert_eq!(other.data(), [7; 70_000 - HEADER]);
+        one.pass_on(&mut [7; 20]).expect("is heard");
+        assert!(other.hear().is_err(), "that is no word");
         one.give_up(&anyhow::anyhow!("no memory"));
         assert_eq!(other.hear().expect_err("is over").to_string(), "the other host has given up: no memory");
     }
@@ -251,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn no_word_that_is_cut_off_changed_repeated_or_out_of_turn_is_heard() {
-        let words = || [Word::Data(ByteBuf::from(*b"page")), Word::End, Word::Go];
-        let bytes = bytes_of(&words());
-        assert_eq!(all_of(&bytes), words());
+    fn nothing_that_is_cut_off_changed_repeated_or_out_of_turn_is_heard() {
+        let all = || [Heard::Data(b"page".to_vec()), Heard::Word(Word::End), Heard::Word(Word::Go)];
+        let bytes = bytes_of(&all());
+        assert_eq!(all_of(&bytes), all());
         for length in 0..bytes.len() {
             assert!(all_of(&bytes[..length]).len() < 3, "the first {length} bytes");
         }
@@ -262,10 +315,10 @@ mod tests {
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
             let heard = all_of(&other);
-            assert!(heard.len() < 3 && words().starts_with(&heard), "bit {bit}: {heard:?}");
+            assert!(heard.len() < 3 && all().starts_with(&heard), "bit {bit}: {heard:?}");
         }
-        let first = bytes_of(&words()[..1]);
-        assert_eq!(all_of(&[&first[..], &first].concat()), words()[..1]);
+        let first = bytes_of(&all()[..1]);
+        assert_eq!(all_of(&[&first[..], &first].concat()), all()[..1]);
         assert_eq!(all_of(&bytes[first.len()..]), []);
     }
 }
