@@ -1,7 +1,7 @@
 //! Writes to all of a large memory again and again, at a chosen rate, and tells each second how fast it was.
 //!
-//! Each page has a number, which is that of the pass, in its first word. A thread that writes a page's next number looks
-//! for the last one, so a page that was lost, or is older than it was, is found.
+//! Each page has a number, which is that of the pass, in its first word. A thread that writes a page's next number
+//! looks for the last one, so a page that was lost, or is older than it was, is found.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -22,8 +22,9 @@ use host::{Line, Pair, Said};
 const HOST_MIB: u32 = 700;
 /// Memory of the guest besides what it writes to.
 const GUEST_MIB: u32 = 128;
-/// Speeds are told for tenths of a second, ten in a line.
+/// Speeds are told for tenths of a second.
 const WINDOW: f64 = 0.1;
+const WINDOWS_OF_A_SECOND: usize = 10;
 
 /// One move.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,7 +108,7 @@ impl Move {
             let part = (mean(speeds) / whole * 7.0).round().clamp(0.0, 7.0);
             BARS.into_iter().zip(0..).find(|(_, at)| f64::from(*at) >= part).map_or('█', |(bar, _)| bar)
         };
-        let bars = |speeds: &[f64]| speeds.chunks((1.0 / WINDOW) as usize).map(bar).collect::<String>();
+        let bars = |speeds: &[f64]| speeds.chunks(WINDOWS_OF_A_SECOND).map(bar).collect::<String>();
         [bars(&self.before), bars(&self.during), bars(&self.after)].join("|")
     }
 }
