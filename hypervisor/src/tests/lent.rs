@@ -489,6 +489,31 @@ fn deposited_page_is_out_of_the_parents_reach_until_it_is_back() {
 }
 
 #[test]
+fn parent_that_reads_what_it_has_deposited_finds_ones_and_goes_on() {
+    let _no_mistakes = super::beside_others();
+    run(1, |simulation: &Simulation| {
+        const FLAG: u64 = 200 * PAGE_BYTES;
+        let reader = vec![Op::Expect(DEPOSITS * PAGE_BYTES, !0), Op::Write(FLAG, 1), Op::Stop];
+        let family = Family::of_parent(simulation, vec![reader], vec![]);
+        family.parent.start();
+        simulation.wait_until("the parent goes on", || family.word(FLAG / PAGE_BYTES, 0) == 1);
+        family.end();
+    });
+}
+
+#[test]
+fn parent_that_writes_to_what_it_has_deposited_ends() {
+    let _no_mistakes = super::beside_others();
+    run(1, |simulation: &Simulation| {
+        let writer = vec![Op::Write(DEPOSITS * PAGE_BYTES, 1), Op::Stop];
+        let family = Family::of_parent(simulation, vec![writer], vec![]);
+        family.parent.start();
+        simulation.wait_until("the parent has ended", || family.parent.is_over());
+        family.end();
+    });
+}
+
+#[test]
 fn child_has_the_rights_that_its_parent_gives() {
     with_family(|family| {
         let child = family.child();

@@ -101,12 +101,16 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
 }
 
 fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> Next {
-    let access = if is_write { Access::ALL } else { Access::READ_EXECUTE };
+    let access = Access { read: true, write: is_write, execute: false };
     let resolved = resolve_fault(run, gpa, is_mapped, || Needs { access, is_table_walk: false });
     let kind = match resolved {
         Resolved::Again(_) => return Next::Resume,
         Resolved::NoAccess => MessageType::GpaIntercept,
         Resolved::DeviceOfChild => MessageType::UnmappedGpa,
+        Resolved::Deposited => {
+            run.owner.arch.read_ones();
+            return Next::Resume;
+        }
         _ => {
             run.vm.stop_by(run.index, StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
             return Next::Resume;

@@ -334,6 +334,12 @@ impl ArchVcpu {
         Ok(())
     }
 
+    /// The hypervisor executes the read at which the guest was left: it finds ones.
+    pub(super) fn read_ones(&mut self) {
+        assert!(matches!(self.program.get(self.at), Some(Op::Expect(_, u64::MAX))), "vCPU {}", self.index);
+        self.at += 1;
+    }
+
     /// The last instruction is tried again.
     pub(super) fn again(&mut self) {
         self.at -= 1;
