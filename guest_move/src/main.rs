@@ -36,9 +36,10 @@ PID. Its descriptors are copied, so this program needs the right to trace it: ro
 
   send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--slow-down] [--compare]
                moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, or
-               Ctrl-C ends it, the guest goes on here. At most so many bytes a second (QEMU's usual number); stopped for
-               so long at most, as QEMU reckons (300); given up after so many seconds, if the guest writes faster than
-               QEMU sends (never). With --slow-down QEMU slows such a guest down (its auto-converge)
+               Ctrl-C ends it, the guest goes on here. A paused guest is paused there. At most so many bytes a second
+               (QEMU's usual number); stopped for so long at most, as QEMU reckons (300); given up after so many
+               seconds, if the guest writes faster than QEMU sends (never). With --slow-down QEMU slows such a guest
+               down (its auto-converge)
   receive ADDRESS:PORT [--compare]
                takes one guest. QEMU was started like the source, with -incoming defer -S besides, and ends if nothing
                comes of it. With --compare, which both need, the memory is compared before the guest goes on: a test,
@@ -175,7 +176,8 @@ fn carry_out(options: &Options) -> Result<Value> {
         Command::LoadVcpus { file } => moving::load_vcpus(options.pid, file),
         Command::Stay => {
             let qmp = &mut vm()?.qmp;
-            qmp.stay()?;
+            qmp.cancel()?;
+            qmp.go_on_here()?;
             qmp.report()
         }
         Command::Status => vm()?.qmp.report(),

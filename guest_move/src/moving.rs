@@ -64,6 +64,7 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
     let guest = Guest::of(vm.pid)?;
     vm.qmp.must_not_migrate()?;
+    let runs = vm.qmp.runs()?;
     let address = to.to_socket_addrs().with_context(|| format!("{to} is no address"))?.next();
     let address = address.with_context(|| format!("{to} is no address"))?;
     let stream = connect(address).with_context(|| format!("nobody receives at {to}"))?;
@@ -73,13 +74,13 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
         Err(error) => {
             let error = reason(error, &mut listener);
             speaker.give_up(&error);
-            return Err(stays(vm, error));
+            return Err(stays(vm, error, runs));
         }
     };
 
-    speaker.say(&Word::Go).and_then(|()| listener.expect(&Word::Running)).context(
-        "the target was told to run the guest, and does not say that it does. The guest stays stopped here: if it does \
-         not run there, let it go on by `cont`",
+    speaker.say(&Word::Go { runs }).and_then(|()| listener.expect(&Word::Running)).context(
+        "the target was told to run the guest, and does not say that it does. The guest stays stopped here: if it is \
+         not there, let it go on by `guest-move stay`",
     )?;
     let stopped = vm.qmp.stopped_at().map(|stop| stop.elapsed());
     vm.qmp.quit().context("the guest runs on the target, and QEMU does not end here")?;
@@ -120,10 +121,12 @@ fn reason(error: Error, listener: &mut Listener<TcpStream>) -> Error {
     }
 }
 
-/// Lets the guest go on where it was, after this error.
-fn stays(vm: &mut Vm, error: Error) -> Error {
-    match vm.qmp.stay() {
-        Ok(()) => error.context("the guest goes on here"),
+/// Ends what was begun, after this error. A guest that ran goes on where it was.
+fn stays(vm: &mut Vm, error: Error, runs: bool) -> Error {
+    let cancelled = if vm.qmp.sends() { vm.qmp.cancel() } else { Ok(()) };
+    match cancelled.and_then(|()| if runs { vm.qmp.go_on_here() } else { Ok(()) }) {
+        Ok(()) if runs => error.context("the guest goes on here"),
+        Ok(()) => error.context("the guest stays here, paused as before"),
         Err(why) => error.context(format!("QEMU does not let the guest go on here ({why:#})")),
     }
 }
@@ -263,13 +266,20 @@ pub(crate) fn receive(vm: &mut Vm, at: &str, compares: bool) -> Result<Value> {
     let guest = Guest::of(vm.pid)?;
     let (mut listener, speaker) = peer::over(accept(&listener, &cancelled)?)?;
     let loaded = receive_until_loaded(vm, &guest, &mut listener, &speaker, compares, &cancelled);
-    if let Err(error) = loaded.and_then(|()| listener.expect_unless(&Word::Go, &cancelled)) {
-        speaker.give_up(&error);
-        // Its guest is the source's.
-        let _ = vm.qmp.quit();
-        return Err(error.context("the guest does not run here"));
+    let told = loaded.and_then(|()| match listener.hear_unless(&cancelled)? {
+        Word::Go { runs } => Ok(runs),
+        word => bail!("the source says {word:?} instead of whether the guest goes on"),
+    });
+    match told {
+        Ok(true) => vm.qmp.go_on()?,
+        Ok(false) => {}
+        Err(error) => {
+            speaker.give_up(&error);
+            // Its guest is the source's.
+            let _ = vm.qmp.quit();
+            return Err(error.context("the guest does not run here"));
+        }
     }
-    vm.qmp.go_on()?;
     // The guest is here, whether the source hears of it or not.
     let is_heard = speaker.say(&Word::Running).is_ok();
     Ok(json!({ "source_knows": is_heard }))
@@ -379,16 +389,17 @@ pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: Option<u64
     let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
     let guest = Guest::of(vm.pid)?;
     vm.qmp.must_not_migrate()?;
+    let runs = vm.qmp.runs()?;
     if !goes_on {
         // Whatever a guest writes that still runs would be in the file twice.
         vm.qmp.stop()?;
     }
     let saved = match save_to(vm, &guest, file, downtime, &cancelled) {
         Ok(saved) => saved,
-        Err(error) => return Err(stays(vm, error)),
+        Err(error) => return Err(stays(vm, error, runs)),
     };
     let stopped = vm.qmp.stopped_at();
-    if goes_on {
+    if goes_on && runs {
         vm.qmp.go_on()?;
     }
     Ok(json!({

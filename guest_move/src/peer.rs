@@ -50,14 +50,17 @@ pub(crate) enum Word {
     Pages(Vec<u64>),
     /// They are the same on the target.
     Same,
-    Go,
+    /// The source never runs the guest again. Whether it ran there, or was paused by somebody.
+    Go {
+        runs: bool,
+    },
     Running,
     /// The one that says this has given up, and why.
     Failed(String),
 }
 
 /// It changes with [`Word`], and with the form of a word.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest word: the sums of 4 GiB have 10 MB.
 const LONGEST: usize = 16 << 20;
 /// Until the other side counts as gone, if it says nothing, or takes nothing.
@@ -284,7 +287,7 @@ mod tests {
     fn words_arrive_and_a_failure_ends_it() {
         let (one, mut other) = pair();
         one.say(&Word::Loaded).expect("is heard");
-        assert!(other.expect(&Word::Go).is_err(), "that is another word");
+        assert!(other.expect(&Word::Go { runs: true }).is_err(), "that is another word");
         one.pass_on(&mut [7; 70_000]).expect("is heard");
         assert!(other.hear_word_or_data(&AtomicBool::new(false)).expect("is said").is_none());
         assert_eq!(other.data(), [7; 70_000 - HEADER]);
@@ -305,7 +308,7 @@ mod tests {
 
     #[test]
     fn nothing_that_is_cut_off_changed_repeated_or_out_of_turn_is_heard() {
-        let all = || [Heard::Data(b"page".to_vec()), Heard::Word(Word::End), Heard::Word(Word::Go)];
+        let all = || [Heard::Data(b"page".to_vec()), Heard::Word(Word::End), Heard::Word(Word::Go { runs: true })];
         let bytes = bytes_of(&all());
         assert_eq!(all_of(&bytes), all());
         for length in 0..bytes.len() {
