@@ -13,7 +13,8 @@ The guest tells how many pages it has written in each 100 ms, before, while and 
 long it stands still is the time from the source's QEMU that has stopped it to the target's QEMU
 that lets it go on, by the clock outside of both machines.
 
-The summary comes first. 'make parent' must have been run. A pair takes two to five minutes.
+The summary comes first. 'make parent' must have been run. A pair takes a minute and
+a half, with more memory longer.
 
 Examples:
   dunlin bench move
