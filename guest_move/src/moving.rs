@@ -369,7 +369,7 @@ impl Inlet {
                 Word::State(bytes) => {
                     // Before QEMU has got all: then the guest goes on at the source the sooner.
                     let decoded = State::decode(&bytes)?;
-                    decoded.check(guest)?;
+                    decoded.prepare(guest)?;
                     state = Some(decoded);
                 }
                 Word::End => break,

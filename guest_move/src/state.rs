@@ -5,19 +5,27 @@
 //! gets its next timer's interrupt. QEMU writes none of these when it lets the guest go on, either. So they can be set
 //! before.
 //!
+//! Of a local APIC two things come together: what was saved, and what QEMU's devices ask for while they are loaded, such
+//! as a VM generation ID that is new. An APIC as it is after a reset would not take that. So it gets its state before
+//! them, and once more afterwards, with what they have asked for.
+//!
 //! The guest must be stopped. What its timers ask for meanwhile is part of the state: reading a local APIC comes after
 //! reading the timers, because a timer that expires in between is then in both, not in none of them.
 
 use anyhow::{Context as _, Result, ensure};
 use crc::{CRC_32_ISCSI, Crc};
 use hyperv_defs::Register;
+use hyperv_defs::page::LocalApicState;
 use hyperv_defs::property::{ProcessorFeatures, Property};
+use hyperv_defs::wire::U32;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::{Guest, Part};
 
 /// Registers that QEMU does not carry, in the order in which they are set.
-const REGISTERS: [(&str, &[Register]); 6] = [
+const REGISTERS: [(&str, &[Register]); 7] = [
+    // QEMU sets it, too, but late. It decides whom an interrupt reaches.
+    ("mode of the local APIC", &[Register::ApicBase]),
     (
         "synthetic interrupt controller",
         &[
@@ -73,7 +81,7 @@ struct VpState {
 }
 
 /// First bytes of a file, with a number that changes with the format.
-const MAGIC: [u8; 8] = *b"DunVPs\0\x01";
+const MAGIC: [u8; 8] = *b"DunVPs\0\x02";
 /// Sum of a state.
 const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
@@ -117,7 +125,20 @@ impl State {
         Ok(())
     }
 
-    /// Gives a guest that is stopped this state. QEMU has loaded the rest before.
+    /// Makes local APICs ready for what devices ask for while QEMU loads them.
+    pub(crate) fn prepare(&self, guest: &Guest) -> Result<()> {
+        self.check(guest)?;
+        let vps = guest.vps()?;
+        for (index, vp) in self.vps.iter().enumerate() {
+            let mode = vp.registers.first().context("no mode of the local APIC")?;
+            vps.set_registers(index, &[(Register::ApicBase, *mode)])
+                .and_then(|()| vps.set_part(index, Part::LocalApic, &vp.local_apic))
+                .with_context(|| format!("vCPU {index}"))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a guest that is stopped this state. QEMU has loaded the rest before, after [`prepare`](Self::prepare).
     pub(crate) fn load(&self, guest: &Guest) -> Result<()> {
         self.check(guest)?;
         // First, because deadlines are times of this clock.
@@ -126,7 +147,8 @@ impl State {
         for (index, vp) in self.vps.iter().enumerate() {
             let one = || -> Result<()> {
                 // A timer that is due sets a bit in the local APIC, which must not be overwritten then.
-                vps.set_part(index, Part::LocalApic, &vp.local_apic)?;
+                let local_apic = with_requests(&vp.local_apic, &vps.part(index, Part::LocalApic)?)?;
+                vps.set_part(index, Part::LocalApic, &local_apic)?;
                 let mut values = vp.registers.iter().copied();
                 for (what, names) in REGISTERS {
                     let registers: Vec<_> = names.iter().copied().zip(values.by_ref()).collect();
@@ -162,9 +184,45 @@ impl State {
     }
 }
 
+/// A local APIC's state as it was saved, and with the interrupts that it was asked for since it was prepared. Its own
+/// timer is none of those: it will have as long to go as when it was saved.
+fn with_requests(saved: &[u8], now: &[u8]) -> Result<Vec<u8>> {
+    let parse = |bytes| LocalApicState::from_bytes(bytes).context("a short state of a local APIC");
+    let (mut state, now) = (parse(saved)?, parse(now)?);
+    let [timer, ..] = state.lvt_timer.get().to_le_bytes();
+    let mut of_timer = [0_u32; 8];
+    of_timer[usize::from(timer / 32)] = 1 << (timer % 32);
+    for (word, of_timer) in of_timer.into_iter().enumerate() {
+        let new = now.irr[word].get() & !state.irr[word].get() & !of_timer;
+        let level = state.tmr[word].get() & !new | now.tmr[word].get() & new;
+        state.irr[word] = U32::new(state.irr[word].get() | new);
+        state.tmr[word] = U32::new(level);
+    }
+    Ok(state.bytes().to_vec())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interrupts_that_came_while_devices_were_loaded_are_kept_but_for_the_timers() {
+        let mut saved =
+            LocalApicState { lvt_timer: U32::new(0x2_00ec), spurious: U32::new(0x1ff), ..Default::default() };
+        saved.irr[1] = U32::new(1 << 3);
+        saved.tmr[1] = U32::new(1 << 3);
+        let mut now = saved;
+        // 0x29, which is level-triggered, 0x35, and the timer's 0xec.
+        now.irr[1] = U32::new(1 << 9 | 1 << 21);
+        now.irr[7] = U32::new(1 << 12);
+        now.tmr[1] = U32::new(1 << 9);
+        let both = with_requests(saved.bytes(), now.bytes()).expect("is long enough");
+        let mut wanted = saved;
+        wanted.irr[1] = U32::new(1 << 3 | 1 << 9 | 1 << 21);
+        wanted.tmr[1] = U32::new(1 << 3 | 1 << 9);
+        assert_eq!(both, wanted.bytes());
+        assert!(with_requests(&saved.bytes()[1..], now.bytes()).is_err());
+    }
 
     fn state() -> State {
         let vp = |seed: u8| VpState {
