@@ -26,7 +26,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use moving::{Sending, Vm};
-use qmp::Qmp;
+use qmp::{Pace, Qmp};
 
 const HELP: &str = "\
 guest-move COMMAND --pid PID [--qmp SOCKET] [OPTION..]
@@ -37,9 +37,10 @@ PID. Its descriptors are copied, so this program needs the right to trace it: ro
   send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--slow-down] [--compare]
                moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, or
                Ctrl-C ends it, the guest goes on here. A paused guest is paused there. At most so many bytes a second
-               (QEMU's usual number); stopped for so long at most, as QEMU reckons (300); given up after so many
-               seconds, if the guest writes faster than QEMU sends (never). With --slow-down QEMU slows such a guest
-               down (its auto-converge)
+               (QEMU's usual number); stopped for so long at most, as QEMU reckons (300), and for an eighth, a quarter,
+               a half of it if the first three rounds leave little enough; given up after so many seconds, if the
+               guest writes faster than QEMU sends (never). With --slow-down QEMU slows such a guest down (its
+               auto-converge)
   receive ADDRESS:PORT [--compare]
                takes one guest. QEMU was started like the source, with -incoming defer -S besides, and ends if nothing
                comes of it. With --compare, which both need, the memory is compared before the guest goes on: a test,
@@ -72,7 +73,7 @@ struct Options {
 enum Command {
     Send(Sending),
     Receive { at: String, compares: bool },
-    Save { file: PathBuf, stays: bool, downtime: Option<u64> },
+    Save { file: PathBuf, stays: bool, downtime: u64 },
     Load { file: PathBuf },
     SaveVcpus { file: PathBuf },
     LoadVcpus { file: PathBuf },
@@ -83,7 +84,7 @@ enum Command {
 impl Options {
     fn parse(words: &[String]) -> Result<Self> {
         let (mut plain, mut pid, mut qmp) = (Vec::new(), None, None);
-        let (mut bandwidth, mut downtime, mut limit) = (None, None, None);
+        let (mut bandwidth, mut downtime, mut limit) = (None, Pace::DOWNTIME, None);
         let (mut stays, mut compares, mut slows_down) = (false, false, false);
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -106,7 +107,7 @@ impl Options {
                 "--pid" => pid = Some(value.parse().context("--pid wants a number")?),
                 "--qmp" => qmp = Some(PathBuf::from(value)),
                 "--bandwidth" => bandwidth = Some(value.parse().context("--bandwidth wants a number")?),
-                "--downtime" => downtime = Some(value.parse().context("--downtime wants a number")?),
+                "--downtime" => downtime = value.parse().context("--downtime wants a number")?,
                 "--limit" => limit = Some(Duration::from_secs(value.parse().context("--limit wants a number")?)),
                 _ => bail!("no option `{word}`"),
             }
@@ -118,7 +119,8 @@ impl Options {
         let file = || PathBuf::from(argument);
         let command = match command {
             "send" => {
-                Command::Send(Sending { to: argument.to_owned(), bandwidth, downtime, limit, slows_down, compares })
+                let pace = Pace { bandwidth, downtime, slows_down };
+                Command::Send(Sending { to: argument.to_owned(), pace, limit, compares })
             }
             "receive" => Command::Receive { at: argument.to_owned(), compares },
             "save" => Command::Save { file: file(), stays, downtime },
@@ -198,7 +200,8 @@ mod tests {
         assert_eq!(options.command, Command::Receive { at: "[::]:4000".into(), compares: true });
         let options = parse("send host:4000 --slow-down --limit 9 --pid 7 --qmp /tmp/q").expect("is right");
         let limit = Some(Duration::from_secs(9));
-        let how = Sending { to: "host:4000".into(), limit, slows_down: true, ..Sending::default() };
+        let pace = Pace { bandwidth: None, downtime: Pace::DOWNTIME, slows_down: true };
+        let how = Sending { to: "host:4000".into(), pace, limit, compares: false };
         assert_eq!(options.command, Command::Send(how));
     }
 

@@ -20,7 +20,7 @@ use twox_hash::XxHash64;
 
 use crate::guest::Guest;
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
-use crate::qmp::Qmp;
+use crate::qmp::{Pace, Qmp};
 use crate::state::State;
 use crate::system::PAGE;
 
@@ -32,17 +32,12 @@ pub(crate) struct Vm {
 }
 
 /// How a guest is sent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sending {
     pub(crate) to: String,
-    /// Bytes a second, at most.
-    pub(crate) bandwidth: Option<u64>,
-    /// Milliseconds for which the guest may be stopped, as QEMU reckons.
-    pub(crate) downtime: Option<u64>,
+    pub(crate) pace: Pace,
     /// After this time, the guest stays.
     pub(crate) limit: Option<Duration>,
-    /// Whether QEMU slows the guest down if it writes faster than QEMU sends.
-    pub(crate) slows_down: bool,
     /// Compares the memory before the guest goes on.
     pub(crate) compares: bool,
 }
@@ -142,14 +137,8 @@ fn send_until_loaded(
 ) -> Result<Value> {
     speaker.say(&Word::Hello(VERSION))?;
     listener.expect_unless(&Word::Ready, cancelled)?;
-    let mut parameters = json!({});
-    for (name, value) in [("max-bandwidth", how.bandwidth), ("downtime-limit", how.downtime)] {
-        if let Some(value) = value {
-            parameters[name] = value.into();
-        }
-    }
     let outlet = Outlet::open(speaker.clone())?;
-    vm.qmp.begin_to_send(&outlet.place(), parameters, how.slows_down)?;
+    vm.qmp.begin_to_send(&outlet.place(), how.pace)?;
     let sent = send_rest(vm, guest, outlet, speaker, how.limit, cancelled)?;
     listener.expect_unless(&Word::Loaded, cancelled)?;
     if how.compares {
@@ -385,7 +374,7 @@ impl Inlet {
 
 /// Saves a guest to a file. It stays stopped, or goes on: then it is stopped for so many milliseconds at most, as QEMU
 /// reckons.
-pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: Option<u64>) -> Result<Value> {
+pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: u64) -> Result<Value> {
     let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
     let guest = Guest::of(vm.pid)?;
     vm.qmp.must_not_migrate()?;
@@ -411,18 +400,14 @@ pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: Option<u64
 }
 
 /// The file gets its name when all of it is on the disk.
-fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: Option<u64>, cancelled: &AtomicBool) -> Result<Value> {
+fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &AtomicBool) -> Result<Value> {
     let cannot = || format!("cannot write {}", file.display());
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unfinished = tempfile::Builder::new().prefix(".guest-move.").tempfile_in(folder).with_context(cannot)?;
     let speaker = Speaker::new(BufWriter::new(unfinished.reopen()?));
     speaker.say(&Word::Hello(VERSION))?;
     let outlet = Outlet::open(speaker.clone())?;
-    let mut parameters = json!({ "max-bandwidth": 0 });
-    if let Some(downtime) = downtime {
-        parameters["downtime-limit"] = downtime.into();
-    }
-    vm.qmp.begin_to_send(&outlet.place(), parameters, false)?;
+    vm.qmp.begin_to_send(&outlet.place(), Pace { bandwidth: Some(0), downtime, slows_down: false })?;
     let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?;
     speaker.flush().with_context(cannot)?;
     unfinished.as_file().sync_all().with_context(cannot)?;

@@ -21,8 +21,12 @@ pub(crate) struct Qmp {
     begun: Vec<u8>,
     /// Whether it has said that a migration is a step further.
     has_news: bool,
-    /// Whether a migration was begun here.
-    sends: bool,
+    /// The round of a migration by which it reckons how long the guest may be stopped, and the last one that it has
+    /// told.
+    reckoned: u64,
+    round: u64,
+    /// The migration that was begun here.
+    pace: Option<Pace>,
     /// When it said that the guest was stopped.
     stopped_at: Option<Instant>,
     pid: u32,
@@ -30,6 +34,31 @@ pub(crate) struct Qmp {
     threads: Vec<u32>,
     /// Kicks them as long as it is there.
     kicks: Option<Sender<()>>,
+}
+
+/// How a guest is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// Bytes a second, at most; 0 for any number, `None` for QEMU's own.
+    pub(crate) bandwidth: Option<u64>,
+    /// Milliseconds for which the guest may be stopped in the end, as QEMU reckons.
+    pub(crate) downtime: u64,
+    /// Whether QEMU keeps the vCPUs from their work for more and more of the time, if they write faster than it sends.
+    pub(crate) slows_down: bool,
+}
+
+impl Pace {
+    /// QEMU's own.
+    pub(crate) const DOWNTIME: u64 = 300;
+
+    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first.
+    ///
+    /// QEMU stops a guest as soon as the limit lets it, even if one short round more would leave next to nothing. A
+    /// guest that writes faster than that has the whole limit from the fourth round on.
+    fn downtime_in(&self, round: u64) -> u64 {
+        const WHOLE: u64 = 4;
+        (self.downtime >> WHOLE.saturating_sub(round.max(1))).max(1)
+    }
 }
 
 /// Seconds until a QEMU that does not answer counts as hung.
@@ -60,7 +89,9 @@ impl Qmp {
             stream: BufReader::new(stream),
             begun: Vec::new(),
             has_news: false,
-            sends: false,
+            reckoned: 0,
+            round: 0,
+            pace: None,
             stopped_at: None,
             pid: 0,
             threads: Vec::new(),
@@ -111,6 +142,10 @@ impl Qmp {
         match line["event"].as_str() {
             Some("STOP") => self.stopped_at = Some(Instant::now()),
             Some("MIGRATION") => self.has_news = true,
+            Some("MIGRATION_PASS") => {
+                self.round = line["data"]["pass"].as_u64().unwrap_or_default();
+                self.has_news = true;
+            }
             _ => {}
         }
     }
@@ -143,20 +178,31 @@ impl Qmp {
         Ok(())
     }
 
-    /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left. `parameters`
-    /// are QEMU's. With `slows_down` QEMU keeps the vCPUs from their work for more and more of the time, if they write
-    /// faster than it sends.
-    pub(crate) fn begin_to_send(&mut self, to: &str, parameters: Value, slows_down: bool) -> Result<()> {
+    /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left.
+    pub(crate) fn begin_to_send(&mut self, to: &str, pace: Pace) -> Result<()> {
         self.kick();
         let capabilities = json!([
             { "capability": "pause-before-switchover", "state": true },
-            { "capability": "auto-converge", "state": slows_down },
+            { "capability": "auto-converge", "state": pace.slows_down },
             { "capability": "events", "state": true },
         ]);
         self.call("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
-        self.call("migrate-set-parameters", parameters)?;
+        if let Some(bandwidth) = pace.bandwidth {
+            self.call("migrate-set-parameters", json!({ "max-bandwidth": bandwidth }))?;
+        }
+        self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(0) }))?;
         self.call("migrate", json!({ "uri": to }))?;
-        self.sends = true;
+        self.pace = Some(pace);
+        Ok(())
+    }
+
+    /// Lets QEMU stop the guest for longer, if a round has not left little enough.
+    fn follow_round(&mut self) -> Result<()> {
+        let (Some(pace), round) = (self.pace, self.round) else { return Ok(()) };
+        let before = std::mem::replace(&mut self.reckoned, round);
+        if pace.downtime_in(round) != pace.downtime_in(before) {
+            self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(round) }))?;
+        }
         Ok(())
     }
 
@@ -165,6 +211,7 @@ impl Qmp {
     pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<Value> {
         let (began, mut told) = (Instant::now(), Instant::now());
         loop {
+            self.follow_round()?;
             let now = self.migration()?;
             if told.elapsed() > PROGRESS {
                 told = Instant::now();
@@ -223,7 +270,7 @@ impl Qmp {
 
     /// Whether a migration was begun here. Another one is not ours to end.
     pub(crate) fn sends(&self) -> bool {
-        self.sends
+        self.pace.is_some()
     }
 
     /// Ends a migration that has not succeeded.
@@ -396,6 +443,22 @@ mod tests {
         assert!(qmp.stopped_at().is_none(), "the event came before the answer, and nothing was waited for");
         qmp.wait_for_news().expect("QEMU is there");
         assert!(qmp.stopped_at().is_some(), "what comes during a wait is noticed");
+    }
+
+    #[test]
+    fn guest_may_be_stopped_for_longer_only_if_rounds_leave_too_much() {
+        let pace = Pace { bandwidth: None, downtime: 300, slows_down: false };
+        assert_eq!([0, 1, 2, 3, 4, 9].map(|round| pace.downtime_in(round)), [37, 37, 75, 150, 300, 300]);
+        assert_eq!(Pace { downtime: 0, ..pace }.downtime_in(9), 1, "with no time at all it would never move");
+
+        let pass = r#"{"event": "MIGRATION_PASS", "data": {"pass": 4}}"#;
+        let active = [pass, r#"{"return": {"status": "active"}}"#].join("\n").leak();
+        let refused = r#"{"error": {"desc": "downtime-limit"}}"#;
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, active, refused]).expect("says hello");
+        qmp.pace = Some(pace);
+        assert!(qmp.follow_round().is_ok(), "QEMU is not asked before a round has ended");
+        qmp.migration().expect("is answered");
+        assert!(qmp.follow_round().is_err(), "it is asked now");
     }
 
     #[test]
