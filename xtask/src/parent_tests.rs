@@ -40,6 +40,8 @@ const MACHINE: &str = "machine";
 const MACHINE_PINS: &str = "machine-pins";
 /// Stands for the number of minutes in the commands of these.
 const MINUTES: &str = "MINUTES";
+/// It needs more memory.
+const CLONES: &str = "clones";
 /// With Debian and libvirt as the parent's root file system.
 const LIBVIRT: &str = "libvirt";
 /// With the same.
@@ -296,6 +298,13 @@ const TESTS: &[Test] = &[
         limit: 3600,
     },
     Test {
+        name: CLONES,
+        what: "ten guests from one file beside each other, each with an identity of its own",
+        command: "guest-moves --clones 10",
+        quick: Some("guest-moves --clones 3"),
+        limit: 3600,
+    },
+    Test {
         name: "move-faults",
         what: "moves that fail, in 13 ways: the guest runs on one side, and goes on",
         command: "guest-moves --moves 20 --faults all",
@@ -485,6 +494,9 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     }
     if test.name == MACHINE_PINS {
         dunlin.args(["--append", "pci=nomsi"]);
+    }
+    if test.name == CLONES {
+        dunlin.args(["--memory", "3G"]);
     }
     if let Some(kernel) = test.kernel() {
         dunlin.args(["--kernel", kernel, "--initrd", kernel]);
