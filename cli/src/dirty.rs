@@ -232,13 +232,14 @@ fn info_in_words(info: &DirtyInfo) -> String {
             )
         }
     };
+    format!("  {log}\n  {}; {} flushes of all vCPUs by the host\n", tables_in_words(info), show_count(info.flushes))
+}
+
+/// What the log leaves behind, and takes back when it has ended.
+pub(crate) fn tables_in_words(info: &DirtyInfo) -> String {
     let collapsing = if info.is_collapsing { ", in progress" } else { "" };
-    format!(
-        "  {log}\n  stage-2 tables {}; {} large pages joined again{collapsing}; {} flushes of all vCPUs by the host\n",
-        show_size(info.table_bytes),
-        show_count(info.collapses),
-        show_count(info.flushes)
-    )
+    let (size, joined) = (show_size(info.table_bytes), show_count(info.collapses));
+    format!("stage-2 tables {size}; {joined} large pages joined again{collapsing}")
 }
 
 /// The vCPUs' work for the log since the VM was created.

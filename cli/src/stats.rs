@@ -9,10 +9,12 @@ use std::fmt::Write;
 
 use abi::control::{Answer, Command, HostInfo, VMS_CHUNK, VmInfo, VmState};
 use abi::counters::{ExitReason, VcpuCounters};
+use abi::dirty::DirtyInfo;
 use serde_json::{Value, json};
 
 use crate::args::{ListArgs, StatsArgs};
 use crate::control::{Client, refusal};
+use crate::dirty;
 use crate::failure::Failure;
 use crate::quantity::{percent, seconds, show_count, show_size};
 use crate::share;
@@ -211,6 +213,15 @@ pub(crate) fn snapshot(client: &mut Client, vm: u32, vcpus: u32) -> Result<Resul
     Ok(Ok(snapshot))
 }
 
+/// A VM's stage-2 tables, if it runs.
+fn tables(client: &mut Client, vm: u32) -> Result<Option<DirtyInfo>, Failure> {
+    match client.ask(Command::DirtyInfo { vm })? {
+        Ok(Answer::Dirty(info)) => Ok(Some(info)),
+        Ok(other) => Err(unexpected(Ok(other))),
+        Err(_) => Ok(None),
+    }
+}
+
 /// A VM's state in words.
 pub(crate) fn state(state: &VmState) -> String {
     match state {
@@ -270,14 +281,19 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
                 continue;
             }
         };
+        let tables = tables(&mut client, vm.number)?;
         if args.json {
             let vcpus: Vec<_> = snapshot.vcpus.iter().map(|vcpu| json(vcpu, info.clock_hz)).collect();
-            all.push(json!({ "vm": vm.number, "name": vm.name, "state": state(&vm.state),
+            let tables = tables.map(|info| json!({ "table_bytes": info.table_bytes, "joined": info.collapses }));
+            all.push(json!({ "vm": vm.number, "name": vm.name, "state": state(&vm.state), "stage2": tables,
                 "at_seconds": seconds(snapshot.at_ns), "total": json(&snapshot.total(), info.clock_hz), "vcpus": vcpus }));
         } else {
             let (name, state) = (printable(&vm.name), state(&vm.state));
             println!("vm \"{name}\", {} vCPUs, {state}, {:.1} s", vm.vcpus, seconds(snapshot.at_ns));
             print!("{}", table(&snapshot, args.verbose));
+            if let Some(info) = tables {
+                println!("  {}", dirty::tables_in_words(&info));
+            }
         }
     }
     if args.json {

@@ -49,9 +49,11 @@ fn running_host_can_be_listed_measured_watched_and_stopped() {
         assert!(stats.contains("vm \"left\", 20 vCPUs, running"), "{stats}");
         assert!(stats.contains("io_exits") && stats.contains("18,000") && stats.contains("90.00%"), "{stats}");
         assert!(stats.contains("guest 75.0 %") && !stats.contains("right"), "{stats}");
+        assert!(stats.contains("stage-2 tables 64 KiB; 3 large pages joined again"), "{stats}");
         let json: Value = serde_json::from_slice(&dunlin(rig, &["stats", "--json"]).stdout).expect("is JSON");
         assert_eq!(json[0]["vcpus"].as_array().map(Vec::len), Some(20));
         assert_eq!(json[1]["total"]["exits"]["halt_exits"], 100);
+        assert_eq!(json[1]["stage2"]["table_bytes"], 64 << 10);
 
         let host = text(&dunlin(rig, &["stats", "--host"]).stdout);
         assert!(host.contains("2 pCPUs run vCPUs") && host.contains("A processor, SVM, NPT"), "{host}");
