@@ -3,6 +3,7 @@
 //! ```text
 //! /boot/dunlin/hypervisor             what GRUB loads; `update-grub` adds parent.payload (packaging/21_dunlin)
 //! /usr/bin/dunlin                     the tool, linked statically
+//! /usr/bin/guest-move                 for the parent: moves QEMU's guests (docs/moving.md)
 //! /usr/lib/dunlin/hypervisor          a link to the first, for `dunlin image`
 //! /etc/dunlin/parent.toml             the parent VM        (packaging/parent.toml)
 //! /etc/grub.d/21_dunlin               writes the entries   (packaging/21_dunlin)
@@ -32,17 +33,21 @@ use crate::workloads::STATIC_LINUX;
 pub(crate) fn build(places: &Places) -> Result<PathBuf> {
     run(Command::new(places.root.join("xtask/setup.sh")).arg("package"))?;
     artifacts::build_bare_metal(places)?;
-    let mut tool = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", "dunlin-cli"]);
-    run(tool.args(artifacts::without_folders(places, STATIC_LINUX)?))?;
+    let programs =
+        ["--package", "dunlin-cli", "--bin", "dunlin", "--package", "dunlin-guest-move", "--bin", "guest-move"];
+    let mut build = places.cargo(&["build", "--release", "--target", STATIC_LINUX]);
+    run(build.args(programs).args(artifacts::without_folders(places, STATIC_LINUX)?))?;
 
     let folder = places.target.join("package");
     let tree = Tree { root: folder.join("root") };
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&tree.root).with_context(|| format!("cannot make {}", tree.root.display()))?;
 
-    let tool = places.target.join(STATIC_LINUX).join("release/dunlin");
+    let built = places.target.join(STATIC_LINUX).join("release");
+    let (tool, mover) = (built.join("dunlin"), built.join("guest-move"));
     tree.program(&places.assets().join("hypervisor"), "boot/dunlin/hypervisor")?;
     tree.program(&tool, "usr/bin/dunlin")?;
+    tree.program(&mover, "usr/bin/guest-move")?;
     // GRUB reads it, and nobody executes it.
     tree.allow("boot/dunlin/hypervisor", 0o644)?;
     // Debian Policy 10.5: links between top-level directories are absolute.
@@ -56,6 +61,8 @@ pub(crate) fn build(places: &Places) -> Result<PathBuf> {
     tree.file("usr/lib/udev/rules.d/60-dunlin.rules", &read(&packaging.join("60-dunlin.rules"))?)?;
 
     pages(&tree, &tool, &folder.join("pages"))?;
+    let help = output(Command::new(&mover).arg("--help"))?;
+    tree.compressed("usr/share/man/man1/guest-move.1", manual_page(&help).as_bytes())?;
     let version = env!("CARGO_PKG_VERSION");
     documents(places, &tree, version)?;
     control(&tree, &packaging.join("debian"), version)?;
@@ -88,6 +95,20 @@ fn pages(tree: &Tree, tool: &Path, made: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The manual page of guest-move, which is its help.
+fn manual_page(help: &str) -> String {
+    let mut page = ".TH guest-move 1\n.SH NAME\nguest-move \\- move a guest of QEMU with /dev/mshv\n".to_string();
+    page.push_str(".SH DESCRIPTION\n.nf\n");
+    for line in help.lines() {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        // A line that begins with one of these would be a command.
+        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+        page.extend([guard, &line, "\n"]);
+    }
+    page.push_str(".fi\n");
+    page
+}
+
 /// `/usr/share/doc/dunlin` and lintian's overrides.
 fn documents(places: &Places, tree: &Tree, version: &str) -> Result<()> {
     let text = |path: &str| read(&places.root.join(path));
@@ -107,7 +128,7 @@ fn documents(places: &Places, tree: &Tree, version: &str) -> Result<()> {
         commit(places, "%cD")?
     );
     tree.compressed("usr/share/doc/dunlin/changelog", changes.as_bytes())?;
-    for name in ["CHANGELOG.md", "docs/install.md", "docs/real-machine.md", "docs/parent.md"] {
+    for name in ["CHANGELOG.md", "docs/install.md", "docs/real-machine.md", "docs/parent.md", "docs/moving.md"] {
         let file = name.rsplit('/').next().unwrap_or(name);
         tree.compressed(&format!("usr/share/doc/dunlin/{file}"), &text(name)?)?;
     }
@@ -198,5 +219,16 @@ fn commit(places: &Places, what: &str) -> Result<String> {
     match text.trim() {
         "" => bail!("git knows no commit of this tree"),
         text => Ok(text.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_help_is_taken_for_a_command_of_the_manual_page() {
+        let page = manual_page("a --b\n.c \\d\n'e\n");
+        assert!(page.ends_with(".nf\na \\-\\-b\n\\&.c \\ed\n\\&'e\n.fi\n"), "{page}");
     }
 }

@@ -1,8 +1,9 @@
 //! What the programs consist of, as a software bill of materials: CycloneDX 1.5 in JSON.
 //!
-//! `cargo tree` knows the crates of each program, `cargo metadata` all about them, and Cargo.lock their sums. Three
-//! programs are released: the hypervisor for two architectures, and the tool. A crate that only a build runs (a macro,
-//! a build script) is marked `excluded`, as the format has it. The compiler's own library is in each program, too.
+//! `cargo tree` knows the crates of each program, `cargo metadata` all about them, and Cargo.lock their sums. Four
+//! programs are released: the hypervisor for two architectures, the tool, and guest-move. A crate that only a build
+//! runs (a macro, a build script) is marked `excluded`, as the format has it. The compiler's own library is in each
+//! program, too.
 //!
 //! `cargo-cyclonedx` writes one file for each of our 40 packages into its folder, and knows neither the compiler's
 //! library nor programs for several targets. These are 150 lines instead.
@@ -19,10 +20,11 @@ use crate::artifacts::{AARCH64_BARE_METAL, BARE_METAL, Places, output};
 use crate::workloads::STATIC_LINUX;
 
 /// The released programs: what they are called, their packages, and what they are compiled for.
-const PROGRAMS: [(&str, &str, &str); 3] = [
+const PROGRAMS: [(&str, &str, &str); 4] = [
     ("hypervisor-x86_64", "dunlin-hypervisor", BARE_METAL),
     ("hypervisor-aarch64", "dunlin-hypervisor", AARCH64_BARE_METAL),
     ("dunlin", "dunlin-cli", STATIC_LINUX),
+    ("guest-move", "dunlin-guest-move", STATIC_LINUX),
 ];
 
 /// A package of the resolved graph.
