@@ -140,9 +140,20 @@ impl Lines {
                         (self.line(number, line, &axis, &at))
                     }
                 }
-                figcaption { (self.title) (legend(self.lines.iter().map(|line| (line.name.as_str(), line.colour, line.dash)))) }
+                figcaption { (self.title) (self.legend()) }
             }
         })
+    }
+
+    fn legend(&self) -> Markup {
+        legend(self.lines.iter().map(|Line { name, colour, dash, .. }| {
+            let look = html! {
+                g class=(format!("c{}", colour % COLOURS)) {
+                    line class="line" x1="0" x2="26" y1="5" y2="5" stroke-dasharray=(DASHES[dash % DASHES.len()]) {}
+                }
+            };
+            (name.as_str(), look)
+        }))
     }
 
     fn line(&self, number_of_line: usize, line: &Line, axis: &Axis, at: &dyn Fn(usize) -> f64) -> Markup {
@@ -237,15 +248,13 @@ impl Bars {
     }
 }
 
-/// Names and colours, as text that wraps.
-fn legend<'a>(entries: impl Iterator<Item = (&'a str, usize, usize)>) -> Markup {
+/// Names, each with what it looks like in 26 by 10, as text that wraps.
+fn legend<'a>(entries: impl Iterator<Item = (&'a str, Markup)>) -> Markup {
     html! {
         ul class="legend" {
-            @for (name, colour, dash) in entries {
-                li class=(format!("c{}", colour % COLOURS)) {
-                    svg width="26" height="10" viewBox="0 0 26 10" aria-hidden="true" {
-                        line class="line" x1="0" x2="26" y1="5" y2="5" stroke-dasharray=(DASHES[dash % DASHES.len()]) {}
-                    }
+            @for (name, look) in entries {
+                li {
+                    svg width="26" height="10" viewBox="0 0 26 10" aria-hidden="true" { (look) }
                     " " (name)
                 }
             }

@@ -7,7 +7,7 @@ use abi::setting::Setting as _;
 use maud::{Markup, html};
 
 use super::super::data::{Data, Settings};
-use super::super::plot::over_time::{OverTime, Panel};
+use super::super::plot::over_time::{OverTime, Panel, Trace};
 use super::{cell, table};
 use crate::bench::Spread;
 use crate::records::Course;
@@ -33,8 +33,12 @@ fn plot(data: &Data) -> Option<Markup> {
     OverTime {
         title: "Writes of a guest in per cent of its speed before the log, emulated: median of the runs, and from least to greatest (tinted). Grey: the log runs; dashed: its rounds.".to_string(),
         x_label: "seconds from the start of the log",
+        y_label: "% of before",
         most: 150.0,
         ticks: &[0.0, 50.0, 100.0],
+        wanted: None,
+        height: 62.0,
+        legend: Vec::new(),
         panels,
     }
     .draw()
@@ -77,7 +81,7 @@ fn panel(settings: &Settings, courses: &[&Course]) -> Option<Panel> {
     let points = (0..index(to - from, step)).map_while(|place| {
         let at = from + step * (place as f64 + 0.5);
         let sample = |course: &&Course| course.samples.get(index(at - course.from, course.step)).copied();
-        Spread::of(&courses.iter().filter_map(sample).collect::<Vec<_>>())
+        Some((at, Spread::of(&courses.iter().filter_map(sample).collect::<Vec<_>>())?))
     });
     let moment = |name: &str, number: usize| {
         let times = courses.iter().filter_map(|course| course.moments.get(name)?.get(number).copied());
@@ -86,11 +90,10 @@ fn panel(settings: &Settings, courses: &[&Course]) -> Option<Panel> {
     Some(Panel {
         name: name(settings),
         colour: split_of(settings),
-        from,
-        step,
-        points: points.collect(),
+        trace: Trace { points: points.collect(), still: None },
         on: (moment("started", 0).unwrap_or(0.0), moment("stopped", 0).unwrap_or(0.0)),
         marks: (0..).map_while(|number| moment("round", number)).collect(),
+        ..Panel::default()
     })
 }
 
