@@ -121,8 +121,15 @@ pub(crate) struct Course {
     pub(crate) step: f64,
     /// The mean of each piece.
     pub(crate) samples: Vec<f64>,
+    /// The middle of each piece, in the same seconds. Empty if each piece begins where the one before ends: not so for
+    /// a guest that stands still, because its clock stands still too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) middles: Vec<f64>,
     /// Times of events, in the same seconds.
     pub(crate) moments: BTreeMap<String, Vec<f64>>,
+    /// What was counted in the same run, such as `rounds`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) counts: BTreeMap<String, f64>,
     /// Share of the computer that other programs used at the same time, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) others_share: Option<f64>,

@@ -5,17 +5,19 @@
 
 mod host;
 mod outcome;
+mod records;
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::circumstances::Watch;
 use super::parent::Host;
 use super::target::{Goal, Target};
 use super::{Spread, progress};
 use crate::args::MoveBenchArgs;
 use crate::failure::Failure;
-use crate::records::{Class, Figure, Log};
+use crate::records::{Class, Log};
 use host::Pair;
 use outcome::{Move, WINDOW};
 
@@ -42,7 +44,14 @@ enum Wanted {
     Ratio(Goal),
 }
 
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 8] = [
+    Row {
+        what: "speed before it moves",
+        unit: "pages/s",
+        class: Class::Time,
+        of: |moved| moved.mean_before() / WINDOW,
+        goal: None,
+    },
     Row {
         what: "speed while it moves, by that before",
         unit: "",
@@ -62,7 +71,7 @@ const ROWS: [Row; 7] = [
         what: "the guest stands still",
         unit: "s",
         class: Class::Time,
-        of: |moved| moved.stopped,
+        of: Move::still,
         goal: Some(Wanted::Ratio(Goal::AtMost(1.0))),
     },
     Row { what: "the move", unit: "s", class: Class::Time, of: |moved| moved.seconds, goal: None },
@@ -93,6 +102,7 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
             progress(&format!("{turn} of {}: a move on {}", args.pairs, host.name()));
             let limit = Duration::from_secs(args.limit);
             let pair = Pair { host: *host, memory_mib: HOST_MIB + GUEST_MIB + args.memory, limit };
+            let watch = Watch::start();
             let moved = pair.run(&source, &target).and_then(|said| {
                 Move::of(&said).map_err(|why| {
                     let [source, target] = [&said.source, &said.target].map(|lines| host::last(lines));
@@ -100,7 +110,10 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
                 })
             });
             match moved {
-                Ok(moved) => moves.push(moved),
+                Ok(moved) => {
+                    records::run(args, *host, &moved, watch.others(), log);
+                    moves.push(moved);
+                }
                 Err(failure) => {
                     let why = format!("{}: {failure}", host.name());
                     log.failure("a move", &why);
@@ -115,15 +128,6 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
 /// Prints everything, the summary first. The status is 1 if a goal is missed or a move has failed.
 fn report(args: &MoveBenchArgs, log: &Log, all: &[Moves; 2], failed: &[String]) -> u8 {
     let [dunlin, kvm] = all;
-    for row in &ROWS {
-        for Moves { host, moves } in all {
-            let samples: Vec<f64> = moves.iter().map(row.of).collect();
-            if !samples.is_empty() {
-                let figure = Figure::new(row.what, row.class, row.unit, samples).at("host", host.name());
-                log.emulated(&Value::Null, figure.at("rate", args.rate).at("memory", args.memory));
-            }
-        }
-    }
     let targets: Vec<Target> = ROWS.iter().filter_map(|row| target(row, dunlin, kvm)).collect();
     targets.iter().for_each(|target| target.record(log));
     if args.json {

@@ -98,7 +98,9 @@ impl Log {
 
     /// How something went over the time of a run.
     pub(crate) fn course(&self, run: &Value, mut course: Course) {
-        for number in course.samples.iter_mut().chain(course.moments.values_mut().flatten()) {
+        let Course { samples, middles, moments, counts, .. } = &mut course;
+        let numbers = samples.iter_mut().chain(middles).chain(moments.values_mut().flatten());
+        for number in numbers.chain(counts.values_mut()) {
             *number = rounded(*number);
         }
         course.from = rounded(course.from);

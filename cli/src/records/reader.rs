@@ -90,6 +90,9 @@ fn check(record: &Record) -> Result<(), String> {
     let (settings, samples, others_share) = match &record.content {
         Content::Figure { settings, samples, others_share, .. } => (settings, samples, others_share),
         Content::Course(course) if course.step <= 0.0 => return Err("`step` is not above 0".to_string()),
+        Content::Course(course) if ![0, course.samples.len()].contains(&course.middles.len()) => {
+            return Err("`middles` are not as many as `samples`".to_string());
+        }
         Content::Course(course) => (&course.settings, &course.samples, &course.others_share),
         _ => return Ok(()),
     };

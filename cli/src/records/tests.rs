@@ -51,6 +51,54 @@ fn figure_without_samples_is_not_written() {
     assert_eq!(std::fs::read(&path).expect("is there"), b"");
 }
 
+/// Of a guest that stood still from 0.2 s to 1.2 s.
+fn course() -> Course {
+    Course {
+        quantity: "speed".to_string(),
+        settings: Settings::from([("host".to_string(), json!("KVM"))]),
+        unit: "% of the speed before".to_string(),
+        class: Class::Ratio,
+        from: -0.1,
+        step: 0.1,
+        samples: vec![100.0, 50.123_456_7, 0.0],
+        middles: vec![-0.05, 0.05, 1.25],
+        moments: BTreeMap::from([("stop".to_string(), vec![0.2]), ("resume".to_string(), vec![1.2])]),
+        counts: BTreeMap::from([("rounds".to_string(), 3.0)]),
+        others_share: None,
+    }
+}
+
+#[test]
+fn course_is_read_as_it_was_written_with_six_digits() {
+    let directory = tempfile::tempdir().expect("can be made");
+    let path = directory.path().join("results.jsonl");
+    log(&path).course(&run(), course());
+    let read = read(&path).expect("is there");
+    let Content::Course(again) = &read.records[0].content else { panic!("is a course") };
+    assert_eq!(again, &Course { samples: vec![100.0, 50.1235, 0.0], ..course() });
+}
+
+#[test]
+fn course_of_an_older_log_has_its_pieces_one_after_the_other() {
+    let directory = tempfile::tempdir().expect("can be made");
+    let path = directory.path().join("results.jsonl");
+    log(&path).course(&run(), Course { middles: Vec::new(), counts: BTreeMap::new(), ..course() });
+    let text = std::fs::read_to_string(&path).expect("is there");
+    assert!(!text.contains("middles") && !text.contains("counts"), "{text}");
+    let read = read(&path).expect("is there");
+    let Content::Course(again) = &read.records[0].content else { panic!("is a course") };
+    assert!(again.middles.is_empty() && again.counts.is_empty());
+}
+
+#[test]
+fn course_with_a_middle_too_few_is_no_record() {
+    let directory = tempfile::tempdir().expect("can be made");
+    let path = directory.path().join("results.jsonl");
+    log(&path).course(&run(), Course { middles: vec![0.0], ..course() });
+    let read = read(&path).expect("is there");
+    assert_eq!((read.records.len(), read.bad[0].what.as_str()), (0, "`middles` are not as many as `samples`"));
+}
+
 #[test]
 fn line_that_was_cut_off_costs_no_other_line() {
     let directory = tempfile::tempdir().expect("can be made");

@@ -73,7 +73,9 @@ fn course(setting: &Setting, outcome: &Outcome) -> Option<Course> {
         from: seconds(*begin_ns),
         step: STEP_NS as f64 / 1e9,
         samples: begins.iter().map(share).collect(),
+        middles: Vec::new(),
         moments: moments_of,
+        counts: BTreeMap::new(),
         others_share: *others,
     })
 }

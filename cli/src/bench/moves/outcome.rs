@@ -14,17 +14,29 @@ const WINDOWS_OF_A_SECOND: usize = 10;
 /// One move.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Move {
-    /// Pages in each window before it begins, until the guest stops, and afterwards.
+    /// Pages in each window before it begins, until the guest stops, and afterwards. The second in which it begins is
+    /// in none of them.
     pub(super) before: Vec<f64>,
     pub(super) during: Vec<f64>,
     pub(super) after: Vec<f64>,
-    /// Seconds for which the guest was stopped.
-    pub(super) stopped: f64,
+    /// All windows, with their times.
+    pub(super) windows: Vec<Window>,
+    /// When the guest stops at the source and goes on at the target, in seconds from the beginning.
+    pub(super) stop: f64,
+    pub(super) resume: f64,
     /// Seconds until the source has given it away.
     pub(super) seconds: f64,
     pub(super) rounds: f64,
     /// Sent.
     pub(super) mib: f64,
+}
+
+/// Pages written in a tenth of a second of the guest's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    /// Its middle, in seconds from the beginning of the move.
+    pub(super) middle: f64,
+    pub(super) pages: f64,
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -47,11 +59,19 @@ impl Move {
 
         // A line is about the second before it.
         let second = Duration::from_secs(1);
+        let seconds = |at: Instant| match at.checked_duration_since(begin) {
+            Some(after) => after.as_secs_f64(),
+            None => -begin.duration_since(at).as_secs_f64(),
+        };
+        let (stop, resume) = (seconds(stop), seconds(resume.max(stop)));
         let source = speeds(&said.source)?;
         let part = |is_in: &dyn Fn(Instant) -> bool| -> Vec<f64> {
             source.iter().filter(|(at, _)| is_in(*at)).flat_map(|(_, speeds)| speeds.clone()).collect()
         };
-        let mut target = speeds(&said.target)?.into_iter();
+        let target = speeds(&said.target)?;
+        let timed = |(at, speeds): &(Instant, Vec<f64>)| (seconds(*at), speeds.clone());
+        let windows = windows(source.iter().map(timed).collect(), target.iter().map(timed).collect(), stop, resume);
+        let mut target = target.into_iter();
         // The line in whose second it was stopped.
         let last = target.next().ok_or("the guest did not write on the target")?.1;
         let mut during = part(&|at| at > begin + second);
@@ -60,35 +80,50 @@ impl Move {
             before: part(&|at| at <= begin),
             during,
             after: target.flat_map(|(_, speeds)| speeds).collect(),
-            stopped: resume.saturating_duration_since(stop).as_secs_f64(),
+            windows,
+            stop,
+            resume,
             seconds: told["seconds"].as_f64().or(told["total-time"].as_f64().map(|ms| ms / 1e3)).unwrap_or_default(),
             rounds: number(&told, "rounds", "dirty-sync-count"),
             mib: number(&told, "bytes", "transferred") / f64::from(1 << 20),
         };
-        if moved.before.is_empty() || moved.after.is_empty() {
+        if moved.before.is_empty() || moved.during.is_empty() || moved.after.is_empty() {
             return Err("the guest told too few speeds".to_string());
+        }
+        if mean(&moved.before) <= 0.0 {
+            return Err("the guest wrote nothing before it moved".to_string());
         }
         Ok(moved)
     }
 
+    /// Pages in a window before it begins.
+    pub(super) fn mean_before(&self) -> f64 {
+        mean(&self.before)
+    }
+
+    /// Seconds for which the guest stands still.
+    pub(super) fn still(&self) -> f64 {
+        self.resume - self.stop
+    }
+
     /// Means by that before.
     pub(super) fn mean_during(&self) -> f64 {
-        mean(&self.during) / mean(&self.before)
+        mean(&self.during) / self.mean_before()
     }
 
     pub(super) fn worst_during(&self) -> f64 {
-        self.during.iter().copied().fold(f64::INFINITY, f64::min) / mean(&self.before)
+        self.during.iter().copied().fold(f64::INFINITY, f64::min) / self.mean_before()
     }
 
     pub(super) fn mean_after(&self) -> f64 {
-        mean(&self.after) / mean(&self.before)
+        mean(&self.after) / self.mean_before()
     }
 
     /// A character for each second: how fast the guest was, by the speed before; `|` where it begins, and where the
     /// guest is on the target.
     pub(super) fn picture(&self) -> String {
         const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-        let whole = mean(&self.before);
+        let whole = self.mean_before();
         let bar = |speeds: &[f64]| {
             let part = (mean(speeds) / whole * 7.0).round().clamp(0.0, 7.0);
             BARS.into_iter().zip(0..).find(|(_, at)| f64::from(*at) >= part).map_or('█', |(bar, _)| bar)
@@ -101,6 +136,31 @@ impl Move {
 /// A number that Dunlin's answer has by one name, and QEMU's, about memory, by another.
 fn number(told: &Value, of_dunlin: &str, of_qemu: &str) -> f64 {
     told[of_dunlin].as_f64().or(told["ram"][of_qemu].as_f64()).unwrap_or_default()
+}
+
+/// Lines of speeds, with the time of each in seconds.
+type Lines = Vec<(f64, Vec<f64>)>;
+
+/// All windows with their times, which the guest does not tell. The windows of a line last until it is heard, and begin
+/// with the line before. The guest's clock stands still with the guest, so a window in which that happens goes on after
+/// it.
+fn windows(source: Lines, target: Lines, stop: f64, resume: f64) -> Vec<Window> {
+    let still = resume - stop;
+    // By the guest's clock. A line is heard late, but none tells of time in which the guest was not on that host.
+    let at_source = source.into_iter().map(|(heard, speeds)| (heard.min(stop), speeds));
+    let at_target = target.into_iter().map(|(heard, speeds)| (heard.max(resume) - still, speeds));
+    let mut windows = Vec::new();
+    let mut before = None;
+    for (end, speeds) in at_source.chain(at_target) {
+        let count = speeds.len() as f64;
+        let begin: f64 = before.unwrap_or(end - WINDOW * count);
+        for (number, pages) in (0_u32..).zip(speeds) {
+            let at = begin + (end - begin) * (f64::from(number) + 0.5) / count;
+            windows.push(Window { middle: if at < stop { at } else { at + still }, pages });
+        }
+        before = Some(end);
+    }
+    windows
 }
 
 /// The speeds that a guest has told, with the time of each line. An error if it has found a page wrong.
@@ -155,14 +215,32 @@ mod tests {
         assert_eq!(moved.before, [100.0, 100.0]);
         assert_eq!(moved.during, [80.0, 40.0, 60.0, 60.0], "the line of the second in which it began is left out");
         assert_eq!(moved.after, [99.0, 101.0]);
-        assert!((moved.stopped - 0.5).abs() < 1e-9 && (moved.mib - 2.0).abs() < 1e-9);
+        assert!((moved.still() - 0.5).abs() < 1e-9 && (moved.mib - 2.0).abs() < 1e-9);
         assert!((moved.mean_during() - 0.6).abs() < 1e-9 && (moved.worst_during() - 0.4).abs() < 1e-9);
         assert_eq!(moved.picture(), "█|▅|█");
+        let windows: Vec<_> = moved.windows.iter().map(|it| ((it.middle * 1e3).round(), it.pages)).collect();
+        // It stands still from 2 s to 2.5 s, and the line that is heard at 3 s began at 1.5 s.
+        let expected = [(-650.0, 100.0), (-550.0, 100.0), (-250.0, 70.0), (250.0, 70.0), (750.0, 80.0), (1250.0, 40.0)];
+        assert_eq!(windows[..6], expected);
+        assert_eq!(windows[6..], [(1750.0, 60.0), (2750.0, 60.0), (3125.0, 99.0), (3375.0, 101.0)]);
 
         assert!(both(&source[..5], &target).is_err());
         assert!(both(&source, &target[..6]).is_err());
         let mut wrong = target;
         wrong[8] = "writer windows=99,101 wrong=1";
         assert_eq!(both(&source, &wrong), Err("the guest has found 1 pages wrong".to_string()));
+        let mut idle = source;
+        idle[0] = "writer windows=0,0 wrong=0";
+        assert_eq!(both(&idle, &target), Err("the guest wrote nothing before it moved".to_string()));
+    }
+
+    #[test]
+    fn lines_that_are_heard_late_or_early_do_not_turn_time_around() {
+        let line = |heard: f64| (heard, vec![1.0; 10]);
+        let windows = windows(vec![line(0.0), line(1.4)], vec![line(1.9), line(3.0)], 1.2, 2.0);
+        assert_eq!(windows.len(), 40);
+        assert!(windows.is_sorted_by(|one, other| one.middle <= other.middle), "{windows:?}");
+        assert!(windows[..20].iter().all(|it| it.middle < 1.2), "{windows:?}");
+        assert!(windows[20..].iter().all(|it| it.middle >= 2.0), "{windows:?}");
     }
 }
