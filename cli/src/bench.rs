@@ -31,6 +31,7 @@ mod tlb;
 
 pub(crate) use all::{EXPERIMENTS, Form, steps};
 pub(crate) use exits::kvm_instructions;
+pub(crate) use moves::{WORST_WANTED, quantities as move_quantities};
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};

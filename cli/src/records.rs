@@ -135,6 +135,20 @@ pub(crate) struct Course {
     pub(crate) others_share: Option<f64>,
 }
 
+impl Course {
+    /// All pieces: the middle of each, and its sample.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        let regular = |number: usize| self.from + self.step * (number as f64 + 0.5);
+        let middle = move |number: usize| self.middles.get(number).copied().unwrap_or_else(|| regular(number));
+        self.samples.iter().enumerate().map(move |(number, sample)| (middle(number), *sample))
+    }
+
+    /// The first event with this name.
+    pub(crate) fn moment(&self, name: &str) -> Option<f64> {
+        self.moments.get(name)?.first().copied()
+    }
+}
+
 /// The kind of a figure, which decides what it can be compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -19,7 +19,8 @@ a half, with more memory longer.
 Examples:
   dunlin bench move
   dunlin bench move --rate 0 --slow-down          as fast as it can, and QEMU slows it down
-  dunlin bench move --memory 1024 --pairs 1 --json";
+  dunlin bench move --memory 1024 --pairs 1 --json
+  dunlin bench move --record moves.jsonl          then 'dunlin report moves.jsonl' draws the moves";
 
 /// `dunlin bench move`.
 #[derive(Clone, Debug, ClapArgs)]

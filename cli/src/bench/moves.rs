@@ -35,6 +35,9 @@ struct Row {
     goal: Option<Wanted>,
 }
 
+/// What a guest shall have at least in each 100 ms of its move, by the mean before.
+pub(crate) const WORST_WANTED: f64 = 0.5;
+
 /// What the project wants.
 #[derive(Clone, Copy)]
 enum Wanted {
@@ -64,7 +67,7 @@ const ROWS: [Row; 8] = [
         unit: "",
         class: Class::Ratio,
         of: Move::worst_during,
-        goal: Some(Wanted::Value(Goal::AtLeast(0.5))),
+        goal: Some(Wanted::Value(Goal::AtLeast(WORST_WANTED))),
     },
     Row { what: "speed afterwards, by that before", unit: "", class: Class::Ratio, of: Move::mean_after, goal: None },
     Row {
@@ -78,6 +81,11 @@ const ROWS: [Row; 8] = [
     Row { what: "rounds", unit: "rounds", class: Class::Count, of: |moved| moved.rounds, goal: None },
     Row { what: "sent", unit: "MiB", class: Class::Count, of: |moved| moved.mib, goal: None },
 ];
+
+/// All quantities that are recorded, with their units.
+pub(crate) fn quantities() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ROWS.iter().map(|row| (row.what, row.unit))
+}
 
 /// All moves on a host.
 struct Moves {

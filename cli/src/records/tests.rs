@@ -76,6 +76,8 @@ fn course_is_read_as_it_was_written_with_six_digits() {
     let read = read(&path).expect("is there");
     let Content::Course(again) = &read.records[0].content else { panic!("is a course") };
     assert_eq!(again, &Course { samples: vec![100.0, 50.1235, 0.0], ..course() });
+    assert_eq!(again.pieces().collect::<Vec<_>>(), [(-0.05, 100.0), (0.05, 50.1235), (1.25, 0.0)]);
+    assert_eq!((again.moment("resume"), again.moment("round")), (Some(1.2), None));
 }
 
 #[test]
@@ -87,7 +89,8 @@ fn course_of_an_older_log_has_its_pieces_one_after_the_other() {
     assert!(!text.contains("middles") && !text.contains("counts"), "{text}");
     let read = read(&path).expect("is there");
     let Content::Course(again) = &read.records[0].content else { panic!("is a course") };
-    assert!(again.middles.is_empty() && again.counts.is_empty());
+    let middles: Vec<f64> = again.pieces().map(|(middle, _)| (middle * 100.0).round()).collect();
+    assert_eq!(middles, [-5.0, 5.0, 15.0]);
 }
 
 #[test]

@@ -105,6 +105,11 @@ impl Data {
         self.figures.keys().any(|key| key.experiment == experiment)
     }
 
+    /// Whether there is any record of an experiment.
+    pub(super) fn mentions(&self, experiment: &str) -> bool {
+        self.records.iter().any(|record| record.experiment == experiment)
+    }
+
     /// The measurements of an experiment that failed.
     pub(super) fn gaps<'a>(&'a self, experiment: &'a str) -> impl Iterator<Item = Gap<'a>> + 'a {
         self.records.iter().filter(move |record| record.experiment == experiment).filter_map(|record| {

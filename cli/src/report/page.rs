@@ -6,6 +6,7 @@ use super::data::{Data, Gap};
 use super::number::spread;
 use super::sections::{ALL, MIXED, Section};
 use super::sources::beside;
+use crate::bench::EXPERIMENTS;
 use crate::records::{Class, Ground};
 
 const STYLE: &str = include_str!("page.css");
@@ -29,18 +30,23 @@ pub(super) fn page(data: &Data) -> Markup {
                     (how_to_read(data))
                     nav aria-label="Sections" {
                         ul {
-                            @for section in &ALL { li { a href=(format!("#{}", section.experiment)) { (section.title) } } }
+                            @for section in sections(data) { li { a href=(format!("#{}", section.experiment)) { (section.title) } } }
                             li { a href="#all" { "All figures" } }
                         }
                     }
                 }
                 main {
-                    @for part in &ALL { (section(part, data)) }
+                    @for part in sections(data) { (section(part, data)) }
                     (all_figures(data))
                 }
             }
         }
     }
+}
+
+/// The sections that have results, or would have if `dunlin bench all` had been run to its end.
+fn sections(data: &Data) -> impl Iterator<Item = &'static Section> {
+    ALL.iter().filter(|it| EXPERIMENTS.contains(&it.experiment) || data.mentions(it.experiment))
 }
 
 /// The machines of the measurements.

@@ -4,6 +4,7 @@ mod decode;
 mod dirty;
 mod exits;
 mod layout;
+mod moves;
 mod tags;
 mod tlb;
 
@@ -27,7 +28,7 @@ pub(super) struct Section {
 }
 
 /// All sections, in order.
-pub(super) const ALL: [Section; 8] = [
+pub(super) const ALL: [Section; 9] = [
     Section {
         experiment: "tlb",
         title: "Remote TLB flush",
@@ -62,6 +63,13 @@ pub(super) const ALL: [Section; 8] = [
         lead: "A hypervisor that logs writes write-protects pages, and gets a fault at each first write. Large pages must be split for this, and a guest that writes everywhere can almost stop. Here every vCPU writes to all pages in turn, without a pause, while a log is started, harvested and stopped.",
         command: "dunlin bench dirty",
         body: dirty::body,
+    },
+    Section {
+        experiment: "move",
+        title: "Moves between two hosts",
+        lead: "A guest of QEMU writes to its memory and moves to another host meanwhile: on Dunlin with guest-move, on KVM by QEMU alone. QEMU copies all of the memory, then in rounds what was written since; at the end the guest stands still.",
+        command: "dunlin bench move",
+        body: moves::body,
     },
     Section {
         experiment: "exits",

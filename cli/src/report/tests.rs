@@ -40,8 +40,7 @@ fn text_of(html: &Html, what: &str) -> String {
 #[test]
 fn page_of_real_results_is_good_html_with_all_sections_and_plots() {
     let html = parsed(REAL);
-    for section in ALL {
-        let experiment = section.experiment;
+    for experiment in EXPERIMENTS {
         assert!(!select(&html, &format!("section#{experiment} table tbody tr")).is_empty(), "{experiment}");
         let text = text_of(&html, &format!("section#{experiment}"));
         assert!(!text.contains("Not measured"), "{experiment}");
@@ -81,10 +80,11 @@ fn every_figure_that_was_read_is_in_the_last_table() {
 #[test]
 fn every_experiment_has_a_section_and_the_other_way_round() {
     let mut sections = ALL.map(|section| section.experiment);
-    let mut experiments = EXPERIMENTS;
+    // Moves are not part of `dunlin bench all`.
+    let mut experiments = [&EXPERIMENTS[..], &["move"]].concat();
     sections.sort_unstable();
     experiments.sort_unstable();
-    assert_eq!(sections, experiments);
+    assert_eq!(sections[..], experiments);
 }
 
 #[test]
@@ -186,4 +186,76 @@ fn hostile_names_are_text() {
     let html = parsed(&format!("{REAL}{hostile}\n"));
     assert!(select(&html, "img").is_empty());
     assert!(text_of(&html, "section#all").contains("</table><img src=x>"));
+}
+
+/// A line about a move: its settings are those of today, or those of records without a course.
+fn line_of_move(host: &str, content: &serde_json::Value, is_old: bool) -> String {
+    let settings = match is_old {
+        true => serde_json::json!({ "host": host, "memory": 128, "rate": 4 }),
+        false => serde_json::json!({ "host": host, "memory": 128, "rate": 4, "vcpus": 4, "slow_down": false }),
+    };
+    let mut line = serde_json::json!({ "schema": 1, "experiment": "move", "settings": settings, "ground": "emulated",
+        "machine": { "processor": "p", "arch": "x86_64", "cores": 2 }, "commit": "c", "date": "2026-11-28T00:00:00Z" });
+    let fields = content.as_object().cloned().unwrap_or_default();
+    line.as_object_mut().expect("is one").extend(fields);
+    format!("{line}\n")
+}
+
+fn still_of_move(host: &str, seconds: f64, is_old: bool) -> String {
+    let content = serde_json::json!({ "kind": "figure", "quantity": "the guest stands still", "unit": "s",
+        "class": "time", "samples": [seconds] });
+    line_of_move(host, &content, is_old)
+}
+
+/// Ten samples before, ten until it stands still at 1 s, and ten afterwards.
+fn move_of(host: &str, seconds: f64, speed: f64) -> String {
+    let middle = |number: u32| f64::from(number) / 10.0 - 0.95 + if number < 20 { 0.0 } else { seconds };
+    let content = serde_json::json!({ "kind": "course", "quantity": "speed", "unit": "% of the speed before",
+        "class": "ratio", "from": -1.0, "step": 0.1, "samples": vec![speed; 30],
+        "middles": (0..30).map(middle).collect::<Vec<_>>(), "counts": { "rounds": 4.0 },
+        "moments": { "begin": [0.0], "stop": [1.0], "resume": [1.0 + seconds] } });
+    still_of_move(host, seconds, false) + &line_of_move(host, &content, false)
+}
+
+#[test]
+fn moves_are_drawn_with_the_median_first_and_broken_where_the_guest_stands_still() {
+    let dunlin: String = [0.25, 0.75, 0.5].map(|seconds| move_of("Dunlin", seconds, 100.0)).concat();
+    let html = parsed(&(dunlin + &move_of("KVM", 0.2, 0.0)));
+    assert!(text_of(&html, "nav").contains("Moves between two hosts"));
+    assert_eq!(text_of(&html, "section#move h3"), "4 vCPUs, writes 4 MiB/s, to 128 MiB in turn");
+    let headings = text_of(&html, "section#move svg .heading");
+    assert_eq!(headings, "Dunlin: stands still for 0.50 s, rounds: 4KVM: stands still for 0.20 s, rounds: 4");
+    // Each line is broken into a part of 20 points before, and one of 10.
+    let corners = |class: &str| -> Vec<usize> {
+        let lines = select(&html, &format!("section#move svg.plot polyline[class='{class}']"));
+        lines.iter().map(|line| line.attr("points").unwrap_or_default().split(' ').count()).collect()
+    };
+    assert_eq!((corners("line"), corners("line thin")), (vec![20, 10, 20, 10], vec![20, 10, 20, 10]));
+    assert_eq!(select(&html, "section#move svg.plot .still").len(), 2);
+    assert_eq!(select(&html, "section#move svg.plot .wanted").len(), 2);
+    let words = text_of(&html, "section#move desc");
+    assert!(words.contains("The median of 3 moves") && words.contains("slowest 100 ms: 0 % from the beg"), "{words}");
+    assert!(text_of(&html, "section#move figcaption").contains("emulated"));
+    assert!(text_of(&html, "section#move tbody").contains("0.50 (0.25–0.75)"));
+    assert!(!html.html().contains("NaN"));
+}
+
+#[test]
+fn older_records_of_moves_have_a_table_and_no_plot_and_are_not_taken_for_newer_ones() {
+    let html = parsed(&(still_of_move("Dunlin", 3.0, true) + &still_of_move("Dunlin", 1.0, false)));
+    let headings: Vec<String> = select(&html, "section#move h3").iter().map(|it| it.text().collect()).collect();
+    let writes = "writes 4 MiB/s, to 128 MiB in turn";
+    assert_eq!(headings, [writes.to_string(), format!("4 vCPUs, {writes}")]);
+    let cells: Vec<String> = select(&html, "section#move td").iter().map(|it| it.text().collect()).collect();
+    assert_eq!(cells, ["s", "3", "–", "", "1", "–", "%", "–", "–", "s", "1", "–", "", "1", "–", "%", "–", "–"]);
+    assert!(select(&html, "section#move svg").is_empty());
+}
+
+#[test]
+fn moves_that_all_failed_are_told_and_moves_that_nobody_asked_for_are_not_missed() {
+    let failure = serde_json::json!({ "kind": "failure", "what": "a move", "why": "KVM: hung" });
+    let html = parsed(&format!("{REAL}{}", line_of_move("KVM", &failure, false)));
+    assert!(text_of(&html, "section#move").contains("failed: KVM: hung"));
+    let html = parsed(REAL);
+    assert!(select(&html, "section#move").is_empty() && !text_of(&html, "nav").contains("Moves"));
 }

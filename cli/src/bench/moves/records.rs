@@ -108,8 +108,8 @@ mod tests {
         );
         let [course] = courses[..] else { panic!("{courses:?}") };
         assert_eq!((course.from, course.step, course.others_share), (-0.6, 0.1, Some(0.25)));
-        assert_eq!((&course.middles[..], &course.samples[..]), (&[-0.55, 0.05, 1.25][..], &[100.0, 50.0, 0.0][..]));
-        assert_eq!((course.moments["stop"][0], course.moments["resume"][0]), (0.2, 1.2));
+        assert_eq!(course.pieces().collect::<Vec<_>>(), [(-0.55, 100.0), (0.05, 50.0), (1.25, 0.0)]);
+        assert_eq!((course.moment("stop"), course.moment("resume")), (Some(0.2), Some(1.2)));
         assert_eq!(course.counts["rounds"], 3.0);
     }
 }
