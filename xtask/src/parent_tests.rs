@@ -298,6 +298,13 @@ const TESTS: &[Test] = &[
         limit: 3600,
     },
     Test {
+        name: "tracking",
+        what: "a move is cancelled: the guest's large pages come back, and it is as fast as before",
+        command: "parent-bench tracking 2 192 0",
+        quick: None,
+        limit: 900,
+    },
+    Test {
         name: CLONES,
         what: "ten guests from one file beside each other, each with an identity of its own",
         command: "guest-moves --clones 10",
