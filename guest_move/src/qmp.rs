@@ -32,8 +32,8 @@ pub(crate) struct Qmp {
     pid: u32,
     /// Of the vCPUs.
     threads: Vec<u32>,
-    /// Kicks them as long as it is there.
-    kicks: Option<Sender<()>>,
+    /// Kicks them as long as it is there, with this period.
+    kicks: Option<Sender<Duration>>,
 }
 
 /// How a guest is sent.
@@ -70,8 +70,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How often QEMU is asked whether it is done with something short.
 const PERIOD: Duration = Duration::from_millis(5);
 /// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
-/// that moment loses the kick.
-const KICKS: Duration = Duration::from_millis(100);
+/// that moment loses the kick. The others stand still until the last one has stopped.
+const KICKS: Duration = Duration::from_millis(10);
+/// The same in the first round, which is long, and rarely the last.
+const RARE_KICKS: Duration = Duration::from_millis(100);
 
 impl Qmp {
     /// The QEMU that listens there, and has this number.
@@ -180,7 +182,7 @@ impl Qmp {
 
     /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left.
     pub(crate) fn begin_to_send(&mut self, to: &str, pace: Pace) -> Result<()> {
-        self.kick();
+        self.kick(RARE_KICKS);
         let capabilities = json!([
             { "capability": "pause-before-switchover", "state": true },
             { "capability": "auto-converge", "state": pace.slows_down },
@@ -200,6 +202,9 @@ impl Qmp {
     fn follow_round(&mut self) -> Result<()> {
         let (Some(pace), round) = (self.pace, self.round) else { return Ok(()) };
         let before = std::mem::replace(&mut self.reckoned, round);
+        if round > 1 && before <= 1 {
+            self.kick(KICKS);
+        }
         if pace.downtime_in(round) != pace.downtime_in(before) {
             self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(round) }))?;
         }
@@ -248,23 +253,32 @@ impl Qmp {
         self.call("query-migrate", json!({}))
     }
 
-    /// Kicks the vCPUs again and again from now on, because QEMU is about to stop them.
-    fn kick(&mut self) {
+    /// Kicks the vCPUs with this period from now on, because QEMU is about to stop them.
+    fn kick(&mut self, period: Duration) {
         let (pid, threads) = (self.pid, self.threads.clone());
-        self.kicks.get_or_insert_with(|| {
-            let (until, ended) = channel::<()>();
+        let kicks = self.kicks.get_or_insert_with(|| {
+            let (kicks, periods) = channel();
             std::thread::spawn(move || {
-                while ended.recv_timeout(KICKS) == Err(RecvTimeoutError::Timeout) {
-                    threads.iter().for_each(|thread| system::kick(pid, *thread));
+                let mut period = period;
+                loop {
+                    match periods.recv_timeout(period) {
+                        Ok(other) => period = other,
+                        Err(RecvTimeoutError::Timeout) => {
+                            threads.iter().for_each(|thread| system::kick(pid, *thread));
+                        }
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    }
                 }
             });
-            until
+            kicks
         });
+        // The thread ends only with this.
+        let _ = kicks.send(period);
     }
 
     /// Stops the guest.
     pub(crate) fn stop(&mut self) -> Result<()> {
-        self.kick();
+        self.kick(KICKS);
         self.call("stop", json!({})).map(|_| ())
     }
 
