@@ -53,10 +53,13 @@ PID. Its descriptors are copied, so this program needs the right to trace it: ro
                killed, or the other host lost, and does not run there
   status       what QEMU says of the guest (running, paused, inmigrate), and of its migration, if there was one
 
-For others that save and load, such as libvirt; without --qmp, while the guest is stopped:
+For others that save and load, such as libvirt; without --qmp:
 
-  save-vcpus FILE   saves only what QEMU leaves out
-  load-vcpus FILE   loads it, after QEMU has loaded the guest and before it runs
+  save-vcpus FILE [--wait]
+               saves only what QEMU leaves out, of a guest that is stopped. With --wait the guest may still run: this
+               waits until QEMU has stopped it, has saved or moved the rest, and has ended
+  load-vcpus FILE
+               loads it, after QEMU has loaded the guest and before it runs
 
 A result is one line of JSON on standard output. The status is 0 if all went well, 1 if not, 2 for wrong arguments.
 ";
@@ -75,7 +78,7 @@ enum Command {
     Receive { at: String, compares: bool },
     Save { file: PathBuf, stays: bool, downtime: u64 },
     Load { file: PathBuf },
-    SaveVcpus { file: PathBuf },
+    SaveVcpus { file: PathBuf, waits: bool },
     LoadVcpus { file: PathBuf },
     Stay,
     Status,
@@ -85,13 +88,14 @@ impl Options {
     fn parse(words: &[String]) -> Result<Self> {
         let (mut plain, mut pid, mut qmp) = (Vec::new(), None, None);
         let (mut bandwidth, mut downtime, mut limit) = (None, Pace::DOWNTIME, None);
-        let (mut stays, mut compares, mut slows_down) = (false, false, false);
+        let (mut stays, mut compares, mut slows_down, mut waits) = (false, false, false, false);
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let flag = match word.as_str() {
                 "--stay" => Some(&mut stays),
                 "--compare" => Some(&mut compares),
                 "--slow-down" => Some(&mut slows_down),
+                "--wait" => Some(&mut waits),
                 _ => None,
             };
             if let Some(flag) = flag {
@@ -125,7 +129,7 @@ impl Options {
             "receive" => Command::Receive { at: argument.to_owned(), compares },
             "save" => Command::Save { file: file(), stays, downtime },
             "load" => Command::Load { file: file() },
-            "save-vcpus" => Command::SaveVcpus { file: file() },
+            "save-vcpus" => Command::SaveVcpus { file: file(), waits },
             "load-vcpus" => Command::LoadVcpus { file: file() },
             "stay" => Command::Stay,
             "status" => Command::Status,
@@ -174,7 +178,7 @@ fn carry_out(options: &Options) -> Result<Value> {
         Command::Receive { at, compares } => moving::receive(&mut vm()?, at, *compares),
         Command::Save { file, stays, downtime } => moving::save(&mut vm()?, file, *stays, *downtime),
         Command::Load { file } => moving::load(&mut vm()?, file),
-        Command::SaveVcpus { file } => moving::save_vcpus(options.pid, file),
+        Command::SaveVcpus { file, waits } => moving::save_vcpus(options.pid, file, *waits),
         Command::LoadVcpus { file } => moving::load_vcpus(options.pid, file),
         Command::Stay => {
             let qmp = &mut vm()?.qmp;
@@ -221,6 +225,8 @@ mod tests {
         }
         assert!(parse("save /tmp/a --stay --pid 7 --qmp /tmp/q").is_ok());
         assert!(parse("load-vcpus /tmp/a --pid 7").is_ok());
+        let options = parse("save-vcpus /tmp/a --pid 7 --wait").expect("is right");
+        assert_eq!(options.command, Command::SaveVcpus { file: "/tmp/a".into(), waits: true });
         assert!(parse("status --pid 7 --qmp /tmp/q").is_ok());
     }
 }

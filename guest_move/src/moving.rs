@@ -20,9 +20,9 @@ use twox_hash::XxHash64;
 
 use crate::guest::Guest;
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
-use crate::qmp::{Pace, Qmp};
+use crate::qmp::{Pace, Qmp, RARE_KICKS};
 use crate::state::State;
-use crate::system::PAGE;
+use crate::system::{self, PAGE, Process};
 
 /// A guest of a QEMU.
 #[derive(Debug)]
@@ -434,11 +434,39 @@ pub(crate) fn load(vm: &mut Vm, file: &Path) -> Result<Value> {
     Ok(json!({ "seconds": started.elapsed().as_secs_f64() }))
 }
 
-/// Saves only what QEMU leaves out, of a guest that somebody else has stopped and saves.
-pub(crate) fn save_vcpus(pid: u32, file: &Path) -> Result<Value> {
-    let state = State::save(&Guest::of(pid)?)?.encode()?;
+/// Saves only what QEMU leaves out, of a guest that somebody else has stopped and saves. With `waits` the guest still
+/// runs: somebody else stops it, saves or moves the rest, and ends QEMU. The state is read after that. The partition
+/// exists until then because this program has copies of its descriptors.
+///
+/// Only QEMU's end tells from outside that the guest is stopped: QEMU 11.1 does not set `TimeFreeze`. It is also the
+/// right moment. Until then a device that finishes a request may interrupt the stopped guest.
+pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
+    let guest = Guest::of(pid)?;
+    if waits {
+        eprintln!("guest-move: waits until process {pid} ends");
+        wait_for_end(pid)?;
+    }
+    let state = State::save(&guest)?.encode()?;
     fs::write(file, &state).with_context(|| format!("cannot write {}", file.display()))?;
     Ok(json!({ "bytes": state.len() }))
+}
+
+/// Waits until a QEMU has ended. Meanwhile its vCPUs are kicked, because somebody is about to stop them.
+fn wait_for_end(pid: u32) -> Result<()> {
+    let process = Process::open(pid).with_context(|| format!("no process {pid}"))?;
+    while !process.ends_within(RARE_KICKS)? {
+        vcpu_threads(pid).for_each(|thread| system::kick(pid, thread));
+    }
+    Ok(())
+}
+
+/// Numbers of a QEMU's threads that run vCPUs, by their names, such as `CPU 0/MSHV`. A QEMU of libvirt names them.
+fn vcpu_threads(pid: u32) -> impl Iterator<Item = u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let runs_vcpu = |path: PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("CPU "));
+    threads
+        .filter(move |thread| runs_vcpu(thread.path()))
+        .filter_map(|thread| thread.file_name().to_str()?.parse().ok())
 }
 
 /// Loads only that, into a guest that somebody else has loaded and will let run.

@@ -73,7 +73,7 @@ const PERIOD: Duration = Duration::from_millis(5);
 /// that moment loses the kick. The others stand still until the last one has stopped.
 const KICKS: Duration = Duration::from_millis(10);
 /// The same in the first round, which is long, and rarely the last.
-const RARE_KICKS: Duration = Duration::from_millis(100);
+pub(crate) const RARE_KICKS: Duration = Duration::from_millis(100);
 
 impl Qmp {
     /// The QEMU that listens there, and has this number.

@@ -5,6 +5,7 @@
 
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Bytes in a page.
 pub(crate) const PAGE: usize = 4096;
@@ -59,6 +60,17 @@ impl Process {
         // SAFETY: the call takes three numbers.
         own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, libc::c_long::from(number), 0) })
     }
+
+    /// Whether it has ended, or ends in this time. A process that nobody has waited for yet has ended, too.
+    pub(crate) fn ends_within(&self, time: Duration) -> Result<bool> {
+        let mut wanted = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = i32::try_from(time.as_millis()).map_err(Error::other)?;
+        // SAFETY: the call reads and writes one structure, which is borrowed until it returns.
+        match unsafe { libc::poll(&raw mut wanted, 1, milliseconds) } {
+            count if count >= 0 => Ok(count > 0),
+            _ => Err(Error::last_os_error()),
+        }
+    }
 }
 
 /// Sends a thread of a process the signal by which QEMU gets its vCPUs' threads out of a call of the device. Without a
@@ -96,6 +108,16 @@ mod tests {
         assert_eq!(reader.read_to_string(&mut said).expect("is text"), 5);
         assert_eq!(said, "hello");
         assert!(this.descriptor(99_999).is_err());
+    }
+
+    #[test]
+    fn process_has_ended_before_its_parent_has_waited_for_it() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+        let process = Process::open(child.id()).expect("it is there");
+        assert!(!process.ends_within(Duration::from_millis(1)).expect("can be asked"));
+        drop(child.stdin.take());
+        assert!(process.ends_within(Duration::from_secs(60)).expect("can be asked"));
+        child.wait().expect("is ours");
     }
 
     #[test]
