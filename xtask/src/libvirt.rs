@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! dunlin/debian.squashfs   Debian, as it is installed from packages
-//! dunlin/root/             `parent/libvirt/root`, and the tool `dunlin`
+//! dunlin/root/             `parent/libvirt/root`, and the programs `dunlin` and `guest-move`
 //! guest/                   a kernel and an initrd for guests, and a disk like those of clouds
 //! init                     `parent/libvirt/init`, which makes all of it the root file system
 //! ```
@@ -55,8 +55,10 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     archive.add_program("init", &read(&ours.join("init"))?)?;
     archive.add_directory("dunlin/root/usr/local/bin")?;
     archive.add_tree(&ours.join("root"), "dunlin/root/", |_| true)?;
-    let tool = workloads::static_program_of(places, "dunlin-cli", "dunlin")?;
-    archive.add_program("dunlin/root/usr/local/bin/dunlin", &tool)?;
+    for (package, program) in [("dunlin-cli", "dunlin"), ("dunlin-guest-move", "guest-move")] {
+        let content = workloads::static_program_of(places, package, program)?;
+        archive.add_program(&format!("dunlin/root/usr/local/bin/{program}"), &content)?;
+    }
     archive.add_file("dunlin/debian.squashfs", &read(&debian()?)?)?;
     parent::add_guest(&mut archive, places)?;
     archive.add_file("guest/debian.qcow2", &read(&cloud_disk::cached()?)?)?;

@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -46,12 +46,19 @@ const CLONES: &str = "clones";
 const LIBVIRT: &str = "libvirt";
 /// With the same.
 const VIRT_INSTALL: &str = "virt-install";
+/// With the same.
+const SAVED: &str = "libvirt-saved";
+/// With the same on two hosts, whose network cards are joined.
+const MOVES: &str = "libvirt-moves";
+/// What the second host runs.
+const MOVES_TARGET: &str = "libvirt-moves target 2";
 
 impl Test {
     /// The file of VMs.
     fn file(&self) -> &'static str {
         match self.name {
             LOAD => "vms/load.toml",
+            MOVES => "vms/libvirt-pair.toml",
             _ if self.is_with_devices() => "vms/machine-load.toml",
             _ if self.is_with_libvirt() => "vms/libvirt.toml",
             _ => "vms/parent.toml",
@@ -60,7 +67,7 @@ impl Test {
 
     /// Whether the parent's root file system is Debian with libvirt.
     fn is_with_libvirt(&self) -> bool {
-        [LIBVIRT, VIRT_INSTALL].contains(&self.name)
+        [LIBVIRT, VIRT_INSTALL, SAVED, MOVES].contains(&self.name)
     }
 
     /// Whether it runs only if it is named, for as long as wanted.
@@ -333,6 +340,20 @@ const TESTS: &[Test] = &[
         limit: 3600,
     },
     Test {
+        name: SAVED,
+        what: "a domain is saved to a file and restored, with guest-move",
+        command: "libvirt-check saved",
+        quick: None,
+        limit: 3600,
+    },
+    Test {
+        name: MOVES,
+        what: "a domain moves to another host and back by `virsh migrate`, with guest-move",
+        command: "libvirt-moves source 2",
+        quick: None,
+        limit: 3600,
+    },
+    Test {
         name: LOAD,
         what: "only if named: two guests with Debian under mixed load, beside a VM that checks itself",
         command: concat!("if [ -c /dev/mshv ]; then guests-under-load MINUTES; else ", beside!(), "; fi"),
@@ -486,10 +507,8 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     let script = test.quick.filter(|_| quick).unwrap_or(test.command).replace(MINUTES, &minutes.to_string());
     // Guests under load need long to start, and to end what they have begun.
     let limit = test.limit + if test.is_long() { minutes * 120 } else { 0 };
-    let file = |ending: &str| {
-        let path = folder.join(format!("{}.{ending}", test.name));
-        File::create(&path).with_context(|| format!("cannot write {}", path.display()))
-    };
+    let file = |ending: &str| create(folder, test.name, ending);
+    let second = if test.name == MOVES { Some(second_host(places, folder, test, limit)?) } else { None };
     let mut dunlin = Command::new(places.tool());
     dunlin.arg("run").arg(places.root.join(test.file()));
     dunlin.args(["--time-limit", &format!("{limit}s"), "--exec", &script]);
@@ -498,6 +517,9 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     }
     if test.is_with_devices() {
         dunlin.args(devices(folder)?.iter().map(|word| format!("--qemu-arg={word}")));
+    }
+    if second.is_some() {
+        dunlin.args(plug(folder, ""));
     }
     if test.name == MACHINE_PINS {
         dunlin.args(["--append", "pci=nomsi"]);
@@ -512,6 +534,8 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     let started = Instant::now();
     let status = dunlin.status().with_context(|| format!("cannot run {}", places.tool().display()))?;
     let took = started.elapsed();
+    // Without the first one, it ends after some minutes.
+    let second = second.map(|mut second| second.wait()).transpose()?;
 
     let text_of = |ending: &str| {
         let bytes = fs::read(folder.join(format!("{}.{ending}", test.name))).unwrap_or_default();
@@ -520,7 +544,49 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     let (said, errors) = (text_of("out"), text_of("err"));
     let last = last_line(&said);
     let failed = failure(status.code(), &last, &last_line(&errors), limit).or_else(|| complaint(&errors));
+    let failed = failed.or_else(|| {
+        let last = last_line(&text_of("second.out"));
+        failure(second?.code(), &last, "", limit).map(|why| format!("the second host: {why}"))
+    });
     Ok(Outcome { test, failed, last, took })
+}
+
+fn create(folder: &Path, name: &str, ending: &str) -> Result<File> {
+    let path = folder.join(format!("{name}.{ending}"));
+    File::create(&path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Starts the second of two hosts. When this returns, the first one can be joined to it.
+fn second_host(places: &Places, folder: &Path, test: &Test, limit: u32) -> Result<Child> {
+    const START: Duration = Duration::from_secs(10);
+    let wire = folder.join(WIRE);
+    let _ = fs::remove_file(&wire);
+    let mut dunlin = Command::new(places.tool());
+    dunlin.arg("run").arg(places.root.join(test.file()));
+    dunlin.args(["--time-limit", &format!("{limit}s"), "--exec", MOVES_TARGET]).args(plug(folder, "server=on,"));
+    dunlin.stdin(Stdio::null());
+    dunlin.stdout(create(folder, test.name, "second.out")?).stderr(create(folder, test.name, "second.err")?);
+    let second = dunlin.spawn().with_context(|| format!("cannot run {}", places.tool().display()))?;
+    let until = Instant::now() + START;
+    while !wire.exists() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(second)
+}
+
+/// A socket, by which two hosts' cards are joined.
+const WIRE: &str = "wire";
+
+/// Arguments for a network card of a host. Each packet costs an emulated one a lot, so they may be long.
+fn plug(folder: &Path, role: &str) -> Vec<String> {
+    let wire = folder.join(WIRE);
+    let words = [
+        "-netdev".to_string(),
+        format!("stream,id=wire,{role}addr.type=unix,addr.path={}", wire.display()),
+        "-device".to_string(),
+        "virtio-net-pci,netdev=wire,host_mtu=61440,romfile=".to_string(),
+    ];
+    words.map(|word| format!("--qemu-arg={word}")).into()
 }
 
 /// QEMU's arguments for three disks and two network cards, each of another kind. In each network 10.0.N.100 is a server
