@@ -37,10 +37,10 @@ PID. Its descriptors are copied, so this program needs the right to trace it: ro
   send ADDRESS:PORT [--bandwidth BYTES] [--downtime MS] [--limit S] [--slow-down] [--compare]
                moves the guest while it runs to the host where `receive` waits. Ends QEMU then. If anything fails, or
                Ctrl-C ends it, the guest goes on here. A paused guest is paused there. At most so many bytes a second
-               (QEMU's usual number); stopped for so long at most, as QEMU reckons (300), and for an eighth, a quarter,
-               a half of it if the first three rounds leave little enough; given up after so many seconds, if the
-               guest writes faster than QEMU sends (never). With --slow-down QEMU slows such a guest down (its
-               auto-converge)
+               (QEMU's usual number); stopped for so long at most, as QEMU reckons (300): for an eighth of it
+               if the first round leaves little enough, for twice as long after each further round; given up after so
+               many seconds, if the guest writes faster than QEMU sends (never). With --slow-down QEMU slows such a
+               guest down (its auto-converge)
   receive ADDRESS:PORT [--compare]
                takes one guest. QEMU was started like the source, with -incoming defer -S besides, and ends if nothing
                comes of it. With --compare, which both need, the memory is compared before the guest goes on: a test,

@@ -20,7 +20,7 @@ use twox_hash::XxHash64;
 
 use crate::guest::Guest;
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
-use crate::qmp::{Pace, Qmp, RARE_KICKS};
+use crate::qmp::{KICKS, Pace, Qmp};
 use crate::state::State;
 use crate::system::{self, PAGE, Process};
 
@@ -454,7 +454,7 @@ pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
 /// Waits until a QEMU has ended. Meanwhile its vCPUs are kicked, because somebody is about to stop them.
 fn wait_for_end(pid: u32) -> Result<()> {
     let process = Process::open(pid).with_context(|| format!("no process {pid}"))?;
-    while !process.ends_within(RARE_KICKS)? {
+    while !process.ends_within(KICKS)? {
         vcpu_threads(pid).for_each(|thread| system::kick(pid, thread));
     }
     Ok(())

@@ -32,8 +32,8 @@ pub(crate) struct Qmp {
     pid: u32,
     /// Of the vCPUs.
     threads: Vec<u32>,
-    /// Kicks them as long as it is there, with this period.
-    kicks: Option<Sender<Duration>>,
+    /// Kicks them as long as it is there.
+    kicks: Option<Sender<()>>,
 }
 
 /// How a guest is sent.
@@ -51,10 +51,11 @@ impl Pace {
     /// QEMU's own.
     pub(crate) const DOWNTIME: u64 = 300;
 
-    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first.
+    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first, and twice
+    /// as long after each round.
     ///
     /// QEMU stops a guest as soon as the limit lets it, even if one short round more would leave next to nothing. A
-    /// guest that writes faster than that has the whole limit from the fourth round on.
+    /// guest that writes too much for that has the whole limit from the fourth round on.
     fn downtime_in(&self, round: u64) -> u64 {
         const WHOLE: u64 = 4;
         (self.downtime >> WHOLE.saturating_sub(round.max(1))).max(1)
@@ -70,10 +71,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How often QEMU is asked whether it is done with something short.
 const PERIOD: Duration = Duration::from_millis(5);
 /// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
-/// that moment loses the kick. The others stand still until the last one has stopped.
-const KICKS: Duration = Duration::from_millis(10);
-/// The same in the first round, which is long, and rarely the last.
-pub(crate) const RARE_KICKS: Duration = Duration::from_millis(100);
+/// that moment loses the kick. More often would cost more than it saves: each kick is an exit to QEMU.
+pub(crate) const KICKS: Duration = Duration::from_millis(100);
 
 impl Qmp {
     /// The QEMU that listens there, and has this number.
@@ -182,7 +181,7 @@ impl Qmp {
 
     /// Begins a migration to this place. It will wait when the guest is stopped and only the rest is left.
     pub(crate) fn begin_to_send(&mut self, to: &str, pace: Pace) -> Result<()> {
-        self.kick(RARE_KICKS);
+        self.kick();
         let capabilities = json!([
             { "capability": "pause-before-switchover", "state": true },
             { "capability": "auto-converge", "state": pace.slows_down },
@@ -202,9 +201,6 @@ impl Qmp {
     fn follow_round(&mut self) -> Result<()> {
         let (Some(pace), round) = (self.pace, self.round) else { return Ok(()) };
         let before = std::mem::replace(&mut self.reckoned, round);
-        if round > 1 && before <= 1 {
-            self.kick(KICKS);
-        }
         if pace.downtime_in(round) != pace.downtime_in(before) {
             self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(round) }))?;
         }
@@ -253,32 +249,23 @@ impl Qmp {
         self.call("query-migrate", json!({}))
     }
 
-    /// Kicks the vCPUs with this period from now on, because QEMU is about to stop them.
-    fn kick(&mut self, period: Duration) {
+    /// Kicks the vCPUs again and again from now on, because QEMU is about to stop them.
+    fn kick(&mut self) {
         let (pid, threads) = (self.pid, self.threads.clone());
-        let kicks = self.kicks.get_or_insert_with(|| {
-            let (kicks, periods) = channel();
+        self.kicks.get_or_insert_with(|| {
+            let (until, ended) = channel::<()>();
             std::thread::spawn(move || {
-                let mut period = period;
-                loop {
-                    match periods.recv_timeout(period) {
-                        Ok(other) => period = other,
-                        Err(RecvTimeoutError::Timeout) => {
-                            threads.iter().for_each(|thread| system::kick(pid, *thread));
-                        }
-                        Err(RecvTimeoutError::Disconnected) => return,
-                    }
+                while ended.recv_timeout(KICKS) == Err(RecvTimeoutError::Timeout) {
+                    threads.iter().for_each(|thread| system::kick(pid, *thread));
                 }
             });
-            kicks
+            until
         });
-        // The thread ends only with this.
-        let _ = kicks.send(period);
     }
 
     /// Stops the guest.
     pub(crate) fn stop(&mut self) -> Result<()> {
-        self.kick(KICKS);
+        self.kick();
         self.call("stop", json!({})).map(|_| ())
     }
 
@@ -462,7 +449,7 @@ mod tests {
     #[test]
     fn guest_may_be_stopped_for_longer_only_if_rounds_leave_too_much() {
         let pace = Pace { bandwidth: None, downtime: 300, slows_down: false };
-        assert_eq!([0, 1, 2, 3, 4, 9].map(|round| pace.downtime_in(round)), [37, 37, 75, 150, 300, 300]);
+        assert_eq!([0, 1, 2, 3, 4, 99].map(|round| pace.downtime_in(round)), [37, 37, 75, 150, 300, 300]);
         assert_eq!(Pace { downtime: 0, ..pace }.downtime_in(9), 1, "with no time at all it would never move");
 
         let pass = r#"{"event": "MIGRATION_PASS", "data": {"pass": 4}}"#;
