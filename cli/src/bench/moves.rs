@@ -47,7 +47,7 @@ enum Wanted {
     Ratio(Goal),
 }
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 10] = [
     Row {
         what: "speed before it moves",
         unit: "pages/s",
@@ -63,11 +63,19 @@ const ROWS: [Row; 8] = [
         goal: Some(Wanted::Value(Goal::AtLeast(0.8))),
     },
     Row {
-        what: "its worst 100 ms, by the mean before",
+        what: "its worst 100 ms until it stops",
         unit: "",
         class: Class::Ratio,
-        of: Move::worst_during,
+        of: Move::worst_copied,
         goal: Some(Wanted::Value(Goal::AtLeast(WORST_WANTED))),
+    },
+    Row { what: "its worst 100 ms before", unit: "", class: Class::Ratio, of: Move::worst_before, goal: None },
+    Row {
+        what: "its worst 100 ms around the stop",
+        unit: "",
+        class: Class::Ratio,
+        of: Move::worst_around_stop,
+        goal: None,
     },
     Row { what: "speed afterwards, by that before", unit: "", class: Class::Ratio, of: Move::mean_after, goal: None },
     Row {

@@ -39,6 +39,10 @@ pub(super) struct Window {
     pub(super) pages: f64,
 }
 
+fn worst(pages: impl Iterator<Item = f64>) -> f64 {
+    pages.fold(f64::INFINITY, f64::min)
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -111,8 +115,26 @@ impl Move {
         mean(&self.during) / self.mean_before()
     }
 
-    pub(super) fn worst_during(&self) -> f64 {
-        self.during.iter().copied().fold(f64::INFINITY, f64::min) / self.mean_before()
+    /// The worst window before it begins.
+    pub(super) fn worst_before(&self) -> f64 {
+        worst(self.before.iter().copied()) / self.mean_before()
+    }
+
+    /// The worst window from the beginning until the guest stops.
+    pub(super) fn worst_copied(&self) -> f64 {
+        self.worst_between(0.0, self.stop)
+    }
+
+    /// The worst window of those in which the guest stops, goes on, or has just gone on.
+    pub(super) fn worst_around_stop(&self) -> f64 {
+        const JUST: f64 = 1.0;
+        self.worst_between(self.stop - WINDOW, self.resume + JUST)
+    }
+
+    /// The worst window that lies in this time.
+    fn worst_between(&self, from: f64, to: f64) -> f64 {
+        let is_in = |window: &&Window| window.middle - WINDOW / 2.0 >= from && window.middle + WINDOW / 2.0 <= to;
+        worst(self.windows.iter().filter(is_in).map(|window| window.pages)) / self.mean_before()
     }
 
     pub(super) fn mean_after(&self) -> f64 {
@@ -216,7 +238,9 @@ mod tests {
         assert_eq!(moved.during, [80.0, 40.0, 60.0, 60.0], "the line of the second in which it began is left out");
         assert_eq!(moved.after, [99.0, 101.0]);
         assert!((moved.still() - 0.5).abs() < 1e-9 && (moved.mib - 2.0).abs() < 1e-9);
-        assert!((moved.mean_during() - 0.6).abs() < 1e-9 && (moved.worst_during() - 0.4).abs() < 1e-9);
+        assert!((moved.mean_during() - 0.6).abs() < 1e-9);
+        let worst = [moved.worst_before(), moved.worst_copied(), moved.worst_around_stop()];
+        assert_eq!(worst, [1.0, 0.4, 0.6], "the last line is about the time around the stop");
         assert_eq!(moved.picture(), "█|▅|█");
         let windows: Vec<_> = moved.windows.iter().map(|it| ((it.middle * 1e3).round(), it.pages)).collect();
         // It stands still from 2 s to 2.5 s, and the line that is heard at 3 s began at 1.5 s.
