@@ -51,8 +51,8 @@ impl Pace {
     /// QEMU's own.
     pub(crate) const DOWNTIME: u64 = 300;
 
-    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first, and twice
-    /// as long after each round.
+    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first, and
+    /// twice as long after each round.
     ///
     /// QEMU stops a guest as soon as the limit lets it, even if one short round more would leave next to nothing. A
     /// guest that writes too much for that has the whole limit from the fourth round on.

@@ -5,8 +5,8 @@
 //! gets its next timer's interrupt. QEMU writes none of these when it lets the guest go on, either. So they can be set
 //! before.
 //!
-//! Of a local APIC two things come together: what was saved, and what QEMU's devices ask for while they are loaded, such
-//! as a VM generation ID that is new. An APIC as it is after a reset would not take that. So it gets its state before
+//! Of a local APIC two things come together: what was saved, and what QEMU's devices ask for while they are loaded, as
+//! a VM generation ID does that is new. An APIC as it is after a reset would not take that. So it gets its state before
 //! them, and once more afterwards, with what they have asked for.
 //!
 //! The guest must be stopped. What its timers ask for meanwhile is part of the state: reading a local APIC comes after
