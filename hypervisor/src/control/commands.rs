@@ -224,8 +224,9 @@ impl Control {
         Ok(Answer::Done)
     }
 
+    /// Also of a child: who asks for it changes nothing. Its own log is its parent's.
     fn log_info(&self, number: u32) -> Result<DirtyInfo, Refusal> {
-        let vm = running(number)?;
+        let vm = Arc::clone(table().running(number)?);
         let attended = self.attended.iter().find(|attended| attended.number == number);
         let log = attended.and_then(|attended| attended.session.as_ref());
         Ok(log.map_or_else(|| session::info_without_log(&vm), |log| log.info(&vm)))
