@@ -36,7 +36,7 @@ pub(crate) struct Qmp {
     kicks: Option<Sender<()>>,
 }
 
-/// How a guest is sent.
+/// How fast a guest is sent, and for how long it may be stopped in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     /// Bytes a second, at most; 0 for any number, `None` for QEMU's own.

@@ -138,7 +138,8 @@ impl State {
         Ok(())
     }
 
-    /// Gives a guest that is stopped this state. QEMU has loaded the rest before, after [`prepare`](Self::prepare).
+    /// Gives a guest that is stopped this state. QEMU has loaded the rest before. Without [`prepare`](Self::prepare)
+    /// before that, what devices have asked for meanwhile is lost.
     pub(crate) fn load(&self, guest: &Guest) -> Result<()> {
         self.check(guest)?;
         // First, because deadlines are times of this clock.
