@@ -297,10 +297,8 @@ impl Process {
     pub(crate) fn start(qemu: &Qemu, arguments: &[OsString], messages: &Path) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| Failure::failed(format!("QEMU cannot be started: {error}"));
         let output = File::create(messages).map_err(failed)?;
-        let child = Command::new(std::env::current_exe().map_err(failed)?)
-            .arg(BECOME)
-            .arg(std::process::id().to_string())
-            .arg(&qemu.program)
+        let child = ends_with_us(qemu.program.as_os_str(), Signal::KILL)
+            .map_err(failed)?
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(failed)?)
@@ -345,11 +343,21 @@ impl Drop for Process {
     }
 }
 
-/// Turns this process into QEMU, with a signal at the death of the parent. Returns only if that fails.
+/// A command that starts this program, which gets this signal when we end, however we end. Spawn it from the main
+/// thread: the kernel sends the parent's death signal at the death of the thread.
+pub(crate) fn ends_with_us(program: &OsStr, by: Signal) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(BECOME).args([std::process::id().to_string(), by.as_raw().to_string()]).arg(program);
+    Ok(command)
+}
+
+/// Turns this process into QEMU, or into this program once more, with a signal at the death of the parent. Returns only
+/// if that fails.
 pub(crate) fn become_qemu(mut arguments: impl Iterator<Item = OsString>) -> Failure {
     let parent = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let signal = arguments.next().and_then(|number| number.to_str()?.parse().ok()).and_then(Signal::from_named_raw);
     let Some(program) = arguments.next() else { return Failure::failed("no program to become") };
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+    if let Err(error) = set_parent_process_death_signal(signal.or(Some(Signal::KILL))) {
         return Failure::failed(format!("no signal at the parent's death: {error}"));
     }
     // The parent may have died before the signal was asked for.

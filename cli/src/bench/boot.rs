@@ -5,9 +5,11 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use serde_json::{Value, json};
 
@@ -16,6 +18,7 @@ use crate::args::{BootArgs, Contender, RunArgs};
 use crate::assets::Assets;
 use crate::config::{Config, Initrd, Kernel, Place};
 use crate::failure::Failure;
+use crate::qemu;
 use crate::records::{Class, Figure, Log};
 
 /// Time limit of a boot on QEMU alone.
@@ -138,7 +141,7 @@ fn boot_on_qemu(args: &BootArgs) -> Result<f64, Failure> {
     let [agent, errors] = ["agent", "errors"].map(|name| directory.path().join(name));
 
     let start = Instant::now();
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut command = qemu::ends_with_us("qemu-system-x86_64".as_ref(), Signal::KILL).map_err(cannot)?;
     command
         .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", &args.vcpus.to_string()])
         .args(["-m", &args.memory, "-display", "none", "-monitor", "none", "-no-reboot"])

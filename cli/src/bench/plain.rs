@@ -8,9 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use super::since;
 use crate::exec::{self, Agent};
 use crate::failure::Failure;
+use crate::qemu;
 use crate::stats::printable;
 
 /// What runs, and on what. The machine has no devices but these.
@@ -84,7 +87,7 @@ impl Plain<'_> {
         exec::add_script(&mut archive, script).map_err(cannot)?;
         fs::write(&initrd, archive).map_err(cannot)?;
 
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = qemu::ends_with_us("qemu-system-x86_64".as_ref(), Signal::KILL).map_err(cannot)?;
         command.args(["-machine", "q35", "-cpu", "max", "-smp", &self.cpus.to_string(), "-m", self.memory]);
         command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nodefaults", "-no-user-config"]);
         command.args(joined("-serial file:", &console)).args(agent);

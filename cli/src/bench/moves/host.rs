@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::assets::Assets;
 use crate::bench::parent::Host;
 use crate::bench::plain::Plain;
 use crate::config::{Initrd, Kernel, Place};
 use crate::failure::Failure;
+use crate::qemu;
 use crate::stats::printable;
 
 /// A line that a host has printed.
@@ -96,7 +99,7 @@ impl Pair {
              memory = \"{}M\"\nkernel = \"parent\"\ninitrd = \"parent\"\n",
             self.memory_mib
         )?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = qemu::ends_with_us(std::env::current_exe()?.as_os_str(), Signal::TERM)?;
         // A little longer than we wait: then we say why.
         command.args(["run", "--accel=tcg"]).arg(format!("--time-limit={}s", self.limit.as_secs() + 120));
         command.args(devices.iter().map(|word| format!("--qemu-arg={word}")));
@@ -160,7 +163,7 @@ impl Running {
             // `dunlin run` ends its QEMU when it is asked to.
             let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
             if let Some(pid) = pid.filter(|_| child.try_wait().is_ok_and(|status| status.is_none())) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                let _ = rustix::process::kill_process(pid, Signal::TERM);
             }
             let _ = child.wait();
         }
