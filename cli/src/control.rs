@@ -20,7 +20,7 @@ use crate::port::Port;
 /// Time limit for a peer to read a message, and to answer a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// As [`PATIENCE`], for slow commands: memory is zeroed, or a VM ends.
+/// As [`PATIENCE`], for slow commands: memory is zeroed or read as a whole, or a VM ends.
 const LONG_PATIENCE: Duration = Duration::from_secs(120);
 /// Number of requests that may be sent before the first answer arrives.
 const AHEAD: usize = 8;

@@ -105,7 +105,7 @@ fn info(args: &WhichArgs) -> Result<(), Failure> {
 fn compare(args: &WhichArgs) -> Result<u8, Failure> {
     let mut vm = Attached::to(args)?;
     let command = Command::DirtyCompare { vm: vm.number };
-    let Comparison { pages, different, first } = match vm.client.ask(command)? {
+    let Comparison { pages, different, first } = match vm.client.ask_patiently(command)? {
         Ok(Answer::Compared(comparison)) => comparison,
         other => return Err(vm.refused(other.map_err(refusal))),
     };
@@ -157,7 +157,7 @@ impl Attached {
     }
 
     fn done(&mut self, command: Command) -> Result<(), Failure> {
-        match self.client.ask(command)? {
+        match self.client.ask_patiently(command)? {
             Ok(Answer::Done) => Ok(()),
             other => Err(self.refused(other.map_err(refusal))),
         }
@@ -168,7 +168,7 @@ impl Attached {
     }
 
     fn round(&mut self, lose: bool) -> Result<Round, Failure> {
-        match self.client.ask(Command::DirtyRound { vm: self.number, lose })? {
+        match self.client.ask_patiently(Command::DirtyRound { vm: self.number, lose })? {
             Ok(Answer::Round(round)) => Ok(round),
             other => Err(self.refused(other.map_err(refusal))),
         }
