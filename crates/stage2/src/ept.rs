@@ -92,6 +92,10 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
         if self.one_gib_pages { 2 } else { 1 }
     }
 
+    fn large_code(&self) -> bool {
+        !self.small_code
+    }
+
     fn host_limit(&self) -> Hpa {
         Hpa(1 << 52)
     }

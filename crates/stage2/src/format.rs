@@ -67,6 +67,11 @@ pub trait Format {
     /// The highest level that has leaves.
     fn largest_leaf(&self) -> u32;
 
+    /// Whether large leaves can be executed. Otherwise the first fetch splits them.
+    fn large_code(&self) -> bool {
+        true
+    }
+
     /// First host address that does not fit into an entry.
     fn host_limit(&self) -> Hpa;
 

@@ -294,6 +294,12 @@ fn map_all(parent: &Vm, vm: &Vm, elements: Elements, pages: impl Iterator<Item =
         }
     }
     finish(run);
+    drop(shape);
+    if !elements.is_large
+        && let Some(range) = pages_from(elements.first, 1)
+    {
+        vm.memory.join_from(range.start);
+    }
 }
 
 /// Pages of a child that are consecutive in host memory, too.

@@ -53,6 +53,7 @@ delegate! {
     fn levels(&self) -> u32;
     fn input_bits(&self) -> u32;
     fn largest_leaf(&self) -> u32;
+    fn large_code(&self) -> bool;
     fn host_limit(&self) -> Hpa;
     fn expresses(&self, access: Access) -> bool;
     fn replace(&self) -> Replace;

@@ -360,15 +360,7 @@ pub(in crate::tests) const COMES_BACK: Scenario = Scenario {
     count: 200,
     steps: 4 * STEPS,
     script: |simulation| {
-        let writes = |number: u64| {
-            let step = |value: u64| {
-                let at = (number * 512 + 100 * (value % 3)) * PAGE_BYTES + 0x400;
-                [Op::Write(at, value), Op::Expect(at, value), Op::Yield]
-            };
-            let end = [Op::Write(FIXED * PAGE_BYTES + DONE + 8 * number, 1), Op::Stop];
-            (1..=30).flat_map(step).chain(end).collect::<Vec<_>>()
-        };
-        let family = Family::new(simulation, vec![writes(0), writes(1)]);
+        let family = Family::new(simulation, vec![writes_in_turn(0), writes_in_turn(1)]);
         assert_eq!(family.map(0, RIGHTS | LARGE, &[512, 1024]), all(2));
         assert_eq!(family.track(true), all(0));
         let _all = family.dirty(0, 1024, CLEAR);
@@ -394,6 +386,62 @@ pub(in crate::tests) const COMES_BACK: Scenario = Scenario {
         family.end();
     },
 };
+
+/// Writes of a vCPU to three pages of a large one, which it reads again.
+fn writes_in_turn(number: u64) -> Vec<Op> {
+    let step = |value: u64| {
+        let at = (number * 512 + 100 * (value % 3)) * PAGE_BYTES + 0x400;
+        [Op::Write(at, value), Op::Expect(at, value), Op::Yield]
+    };
+    let end = [Op::Write(FIXED * PAGE_BYTES + DONE + 8 * number, 1), Op::Stop];
+    (1..=30).flat_map(step).chain(end).collect()
+}
+
+/// Small pages become a large one while vCPUs write to them, and the parent takes one of them back.
+pub(in crate::tests) const JOINED: Scenario = Scenario {
+    name: "a parent maps the small pages of a large one, and takes one back",
+    cpus: 2,
+    count: 40,
+    steps: 20 * STEPS,
+    script: |simulation| {
+        let family = Family::new(simulation, vec![writes_in_turn(0), writes_in_turn(1)]);
+        assert_eq!(family.map(512, RIGHTS | LARGE, &[1024]), all(1));
+        let map = |pages: core::ops::Range<u64>| {
+            let sources: Vec<u64> = pages.clone().map(|page| 512 + page).collect();
+            assert_eq!(family.map(pages.start, RIGHTS, &sources), all(256));
+        };
+        map(0..256);
+        family.start();
+        map(256..512);
+        let child = family.child();
+        let until_large = |times| {
+            until_back("it is large", || {
+                family.serve();
+                child.memory.dirty_state().counts().1 == times
+            });
+        };
+        until_large(1);
+        assert_eq!([0, 511].map(|page| level_of(&family, page)), [Some(1); 2]);
+
+        assert_eq!(family.map(300, NO_ACCESS, &[0]), all(1));
+        assert_eq!([299, 300].map(|page| level_of(&family, page)), [Some(0), None]);
+        assert_eq!(family.map(300, RIGHTS, &[812]), all(1));
+        until_large(2);
+        let is_done = |number: u64| family.word(512, DONE + 8 * number) != 0;
+        simulation.wait_until("both vCPUs have ended", || {
+            family.serve();
+            is_done(0) && is_done(1)
+        });
+        assert!((0..512).step_by(5).all(|page| family.is_mapped_as_described(page)));
+        drop(child);
+        family.end();
+    },
+};
+
+#[test]
+fn small_pages_that_are_a_large_one_are_joined_once_they_are_mapped() {
+    explore(JOINED);
+}
 
 #[test]
 fn child_writes_and_ends_while_its_large_pages_come_back() {

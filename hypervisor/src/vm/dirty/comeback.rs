@@ -1,9 +1,10 @@
-//! A child's large pages come back after its memory was tracked.
+//! A child's small pages become large ones: after its memory was tracked, and after its parent has mapped them.
 //!
-//! A tracked large page is split at its first write, and later its TLB entries are many. When tracking has ended, the
-//! first pCPU looks for tables whose pages together are one large page, and puts that in their place. It works in short
-//! steps with other work in between, and at the pace at which other VMs' large pages come back: the guest notices each
-//! flush, and there is no hurry. The tables are spare ones of the child then, for what comes next.
+//! A tracked large page is split at its first write, and later its TLB entries are many. And Linux maps the memory of
+//! most guests page by page, even where it has a large page for them. So when tracking has ended, or pages were mapped,
+//! the first pCPU looks for tables whose pages together are one large page, and puts that in their place. It works in
+//! short steps with other work in between, and at the pace at which other VMs' large pages come back: the guest notices
+//! each flush, and there is no hurry. The tables are spare ones of the child then, for what comes next.
 //!
 //! A step holds the lock of the tree's shape, and so does the begin of tracking. So nothing is joined while it is
 //! tracked: a large page would count as written if one of its pages was.
@@ -50,9 +51,11 @@ impl Comeback {
         Self { from: None, limbo: Limbo::new(), pace: None, is_counted: false }
     }
 
-    /// There are pages to be joined, from the first address on.
-    pub(super) fn begin(&mut self) {
-        self.from = Some(Gpa(0));
+    /// There may be pages to be joined, from this address on.
+    pub(super) fn begin(&mut self, from: Gpa) {
+        // What is behind a table that cannot be joined is looked at again. It costs little: such a table shows it by
+        // its first entries.
+        self.from = Some(self.from.map_or(from, |before| before.min(from)));
         self.pace.get_or_insert_with(|| Pace::new(1, Machine::hz() / PERIODS, Machine::now()));
         if !core::mem::replace(&mut self.is_counted, true) {
             UNFINISHED.fetch_add(1, Ordering::Relaxed);

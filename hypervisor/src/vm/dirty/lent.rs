@@ -4,7 +4,7 @@
 //! ([`tracking`](crate::arch::hypercall)). Faults, and the hypervisor's own writes, mark the leaves of stage 2.
 
 use addr::{Gpa, GpaRange, Hpa};
-use stage2::{Access, Fault, Granularity, MapError, Source, Spare, Tlb, Walk, WalkMut, Walking};
+use stage2::{Access, Fault, Format as _, Granularity, MapError, Source, Spare, Tlb, Walk, WalkMut, Walking};
 
 use crate::arch::tables::TablePool;
 use crate::vm::address_space::{NoTlb, Stage2Format};
@@ -26,7 +26,19 @@ impl Memory {
         self.dirty.on_fault.set(Granularity::Whole);
         self.set_recording(false);
         if let Some(comeback) = self.comeback() {
-            comeback.lock().begin();
+            comeback.lock().begin(Gpa(0));
+        }
+    }
+
+    /// Small pages were mapped into a child, from this one on. They may be a large one, now or with those that follow.
+    pub(crate) fn join_from(&self, first: Gpa) {
+        // The end of tracking looks at all of them. And large pages that a fetch would split would come and go as often
+        // as pages are mapped.
+        if self.is_tracked() || !self.tree.format().large_code() {
+            return;
+        }
+        if let Some(comeback) = self.comeback() {
+            comeback.lock().begin(first);
         }
     }
 
