@@ -21,7 +21,7 @@ use twox_hash::XxHash64;
 use crate::guest::Guest;
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
 use crate::qmp::{KICKS, Pace, Qmp};
-use crate::state::State;
+use crate::state::{Needs, State};
 use crate::system::{self, PAGE, Process};
 
 /// A guest of a QEMU.
@@ -135,7 +135,7 @@ fn send_until_loaded(
     how: &Sending,
     cancelled: &Cancelled,
 ) -> Result<Value> {
-    speaker.say(&Word::Hello(VERSION))?;
+    introduce(guest, speaker)?;
     listener.expect_unless(&Word::Ready, cancelled)?;
     let outlet = Outlet::open(speaker.clone())?;
     vm.qmp.begin_to_send(&outlet.place(), how.pace)?;
@@ -297,7 +297,7 @@ fn receive_until_loaded(
     compares: bool,
     cancelled: &Cancelled,
 ) -> Result<()> {
-    must_be_ours(listener.hear_unless(cancelled)?)?;
+    must_fit(guest, listener, cancelled)?;
     let inlet = Inlet::open(vm)?;
     speaker.say(&Word::Ready)?;
     let state = inlet.fill(vm, guest, listener, cancelled)?;
@@ -317,12 +317,22 @@ fn receive_until_loaded(
     Ok(())
 }
 
-/// The first word of a source, or of a file.
-fn must_be_ours(word: Word) -> Result<()> {
-    match word {
-        Word::Hello(VERSION) => Ok(()),
+/// The first words of a source, or of a file.
+fn introduce<S: Write>(guest: &Guest, speaker: &Speaker<S>) -> Result<()> {
+    speaker.say(&Word::Hello(VERSION))?;
+    speaker.say(&Word::Needs(Needs::of(guest)?))
+}
+
+/// Hears them, and refuses what could not go on here.
+fn must_fit<S: Read>(guest: &Guest, listener: &mut Listener<S>, cancelled: &AtomicBool) -> Result<()> {
+    match listener.hear_unless(cancelled)? {
+        Word::Hello(VERSION) => {}
         Word::Hello(other) => bail!("the source is version {other} of this program, the target version {VERSION}"),
         word => bail!("the source says {word:?} at first"),
+    }
+    match listener.hear_unless(cancelled)? {
+        Word::Needs(needs) => needs.check(guest),
+        word => bail!("the source says {word:?} instead of what the guest needs"),
     }
 }
 
@@ -405,7 +415,7 @@ fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &A
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unfinished = tempfile::Builder::new().prefix(".guest-move.").tempfile_in(folder).with_context(cannot)?;
     let speaker = Speaker::new(BufWriter::new(unfinished.reopen()?));
-    speaker.say(&Word::Hello(VERSION))?;
+    introduce(guest, &speaker)?;
     let outlet = Outlet::open(speaker.clone())?;
     vm.qmp.begin_to_send(&outlet.place(), Pace { bandwidth: Some(0), downtime, slows_down: false })?;
     let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?;
@@ -422,7 +432,7 @@ pub(crate) fn load(vm: &mut Vm, file: &Path) -> Result<Value> {
     let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut words = Listener::new(BufReader::new(opened));
     let mut load = || -> Result<()> {
-        must_be_ours(words.hear()?)?;
+        must_fit(&guest, &mut words, &cancelled)?;
         let state = Inlet::open(vm)?.fill(vm, &guest, &mut words, &cancelled)?;
         state.load(&guest)
     };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   source                                   target
-//!     Hello ------------------------------->            its guest could go on: features, number of vCPUs
+//!     Hello, Needs ------------------------>            its guest could go on: features, number of vCPUs
 //!            <------------------------------- Ready     its QEMU listens
 //!     Data --------------------------------> ...        what QEMU sends: memory, while the guest runs
 //!     State ------------------------------->            the guest has stopped
@@ -34,11 +34,15 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use twox_hash::XxHash64;
 
+use crate::state::Needs;
+
 /// What the two say.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Word {
     /// This program, of this version.
     Hello(u32),
+    /// What the guest needs of the target. A target that lacks something says so before anything is copied.
+    Needs(Needs),
     /// The target's QEMU listens.
     Ready,
     /// What QEMU leaves out, as bytes of [`State::encode`](crate::state::State::encode).
@@ -60,7 +64,7 @@ pub(crate) enum Word {
 }
 
 /// It changes with [`Word`], and with the form of a word.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Longest word: the sums of 4 GiB have 10 MB.
 const LONGEST: usize = 16 << 20;
 /// Until the other side counts as gone, if it says nothing, or takes nothing.
@@ -149,15 +153,17 @@ pub(crate) struct Listener<S> {
     stream: S,
     /// Number of words.
     heard: u64,
-    /// What was heard last.
+    /// Begins with what was heard last, of `count` bytes. It never becomes shorter: to clear it again for each word
+    /// would cost as much as to copy it.
     bytes: Vec<u8>,
+    count: usize,
     patience: Duration,
 }
 
 impl<S: Read> Listener<S> {
     /// Of the words of a stream from its beginning on.
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, heard: 0, bytes: Vec::new(), patience: PATIENCE }
+        Self { stream, heard: 0, bytes: Vec::new(), count: 0, patience: PATIENCE }
     }
 
     /// Waits for that long at most from now on.
@@ -178,18 +184,18 @@ impl<S: Read> Listener<S> {
     /// The next word, or `None` if data come, which are [`Self::data`].
     pub(crate) fn hear_word_or_data(&mut self, cancelled: &AtomicBool) -> Result<Option<Word>> {
         self.fill(HEADER, cancelled)?;
-        let (length, rest) = self.bytes.split_first_chunk().context("a short header")?;
+        let (length, rest) = self.data().split_first_chunk().context("a short header")?;
         let (length, expected) = (u32::from_le_bytes(*length), u64::from_le_bytes(rest.try_into()?));
         let count = (length & !IS_DATA) as usize;
         ensure!(count <= LONGEST, "the other host speaks another language");
         self.fill(count, cancelled)?;
-        let is_whole = sum(self.heard, length, &self.bytes) == expected;
+        let is_whole = sum(self.heard, length, self.data()) == expected;
         ensure!(is_whole, "what the other host has sent has changed on its way");
         self.heard += 1;
         if length & IS_DATA != 0 {
             return Ok(None);
         }
-        match postcard::from_bytes(&self.bytes).context("the other host speaks another language")? {
+        match postcard::from_bytes(self.data()).context("the other host speaks another language")? {
             Word::Failed(why) => bail!("the other host has given up: {why}"),
             word => Ok(Some(word)),
         }
@@ -197,16 +203,19 @@ impl<S: Read> Listener<S> {
 
     /// The data that were heard last.
     pub(crate) fn data(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.count]
     }
 
-    /// Hears so many bytes.
+    /// Hears so many bytes, which are the first of `bytes` then.
     fn fill(&mut self, count: usize, cancelled: &AtomicBool) -> Result<()> {
         let (mut last, mut filled) = (Instant::now(), 0);
-        self.bytes.resize(count, 0);
+        if self.bytes.len() < count {
+            self.bytes.resize(count, 0);
+        }
+        self.count = count;
         while filled < count {
             ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
-            match self.stream.read(&mut self.bytes[filled..]) {
+            match self.stream.read(&mut self.bytes[filled..count]) {
                 Ok(0) => bail!("the other host is gone"),
                 Ok(more) => {
                     filled += more;

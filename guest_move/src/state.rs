@@ -71,6 +71,42 @@ pub(crate) struct State {
     vps: Vec<VpState>,
 }
 
+/// What a guest needs of the host to which it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Needs {
+    /// Features of the processor, as in [`State`].
+    features: [u64; 2],
+    vps: u32,
+}
+
+impl Needs {
+    /// Those of a guest, which may run.
+    pub(crate) fn of(guest: &Guest) -> Result<Self> {
+        Ok(Self { features: guest.features()?.banks(), vps: u32::try_from(guest.count())? })
+    }
+
+    /// Whether this guest of another host can take its place: as many vCPUs, and no feature less.
+    pub(crate) fn check(&self, guest: &Guest) -> Result<()> {
+        self.check_against(&Self::of(guest)?)
+    }
+
+    fn check_against(&self, here: &Self) -> Result<()> {
+        ensure!(self.vps == here.vps, "the guest that moves has {} vCPUs, this one {}", self.vps, here.vps);
+        let [wanted, present] = [self, here].map(|needs| ProcessorFeatures::of_banks(needs.features));
+        let mut missing = wanted.difference(present);
+        let mut named: Vec<String> = Vec::new();
+        for (name, feature) in missing.iter_names() {
+            named.push(name.to_owned());
+            missing.remove(feature);
+        }
+        if !missing.is_empty() {
+            named.push(format!("feature {:#x}", missing.bits()));
+        }
+        ensure!(named.is_empty(), "this host's processor has no {}", named.join(", "));
+        Ok(())
+    }
+}
+
 /// Of a vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct VpState {
@@ -105,24 +141,13 @@ impl State {
         Ok(Self { features: guest.features()?.banks(), reference_time: guest.property(Property::ReferenceTime)?, vps })
     }
 
-    /// Whether a guest can go on with this state: as many vCPUs, and no feature less.
+    /// Whether a guest can go on with this state.
     pub(crate) fn check(&self, guest: &Guest) -> Result<()> {
-        self.check_for(guest.count(), guest.features()?)
+        self.needs()?.check(guest)
     }
 
-    fn check_for(&self, vps: usize, features: ProcessorFeatures) -> Result<()> {
-        ensure!(self.vps.len() == vps, "the guest that moves has {} vCPUs, this one {vps}", self.vps.len());
-        let mut missing = ProcessorFeatures::of_banks(self.features).difference(features);
-        let mut named: Vec<String> = Vec::new();
-        for (name, feature) in missing.iter_names() {
-            named.push(name.to_owned());
-            missing.remove(feature);
-        }
-        if !missing.is_empty() {
-            named.push(format!("feature {:#x}", missing.bits()));
-        }
-        ensure!(named.is_empty(), "this host's processor has no {}", named.join(", "));
-        Ok(())
+    fn needs(&self) -> Result<Needs> {
+        Ok(Needs { features: self.features, vps: u32::try_from(self.vps.len())? })
     }
 
     /// Makes local APICs ready for what devices ask for while QEMU loads them.
@@ -256,13 +281,15 @@ mod tests {
 
     #[test]
     fn guest_that_lacks_a_feature_or_a_vcpu_is_refused_by_name() {
-        let why = |vps, features| state().check_for(vps, features).map_err(|error| error.to_string());
+        let here = |vps, features: ProcessorFeatures| Needs { features: features.banks(), vps };
+        let needs = state().needs().expect("has two vCPUs");
+        let why = |vps, features| needs.check_against(&here(vps, features)).map_err(|error| error.to_string());
         let all = ProcessorFeatures::of_banks(state().features) | ProcessorFeatures::SSE4A;
         assert_eq!(why(2, all), Ok(()));
         assert_eq!(why(2, all - ProcessorFeatures::SSSE3), Err("this host's processor has no SSSE3".into()));
         assert_eq!(why(3, all), Err("the guest that moves has 2 vCPUs, this one 3".into()));
-        let future = State { features: [0, 1 << 63], ..state() };
-        let refused = future.check_for(2, all).expect_err("nobody has it").to_string();
+        let future = Needs { features: [0, 1 << 63], ..needs };
+        let refused = future.check_against(&here(2, all)).expect_err("nobody has it").to_string();
         assert_eq!(refused, format!("this host's processor has no feature {:#x}", 1_u128 << 127));
     }
 
