@@ -72,20 +72,41 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
             return Err(stays(vm, error, runs));
         }
     };
+    // And compared, if that was wanted.
+    let loaded = Instant::now();
 
     speaker.say(&Word::Go { runs }).and_then(|()| listener.expect(&Word::Running)).context(
         "the target was told to run the guest, and does not say that it does. The guest stays stopped here: if it is \
          not there, let it go on by `guest-move stay`",
     )?;
-    let stopped = vm.qmp.stopped_at().map(|stop| stop.elapsed());
+    let runs_there = Instant::now();
     vm.qmp.quit().context("the guest runs on the target, and QEMU does not end here")?;
+    // When the guest was stopped, and how long after that something was.
+    let stop = vm.qmp.stopped_at();
+    let after = |moment: Instant| stop.map(|stop| moment.saturating_duration_since(stop).as_secs_f64() * 1e3);
+    let told = &sent.told;
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
-        "stopped_ms": stopped.map(|time| time.as_secs_f64() * 1e3),
-        "rounds": sent["ram"]["dirty-sync-count"],
-        "bytes": sent["ram"]["transferred"],
-        "qemu_downtime_ms": sent["downtime"],
+        "stopped_ms": after(runs_there),
+        "after_stop_ms": {
+            "state_said": after(sent.state_said),
+            "all_sent": after(sent.all_sent),
+            "loaded": after(loaded),
+        },
+        "rounds": told["ram"]["dirty-sync-count"],
+        "bytes": told["ram"]["transferred"],
+        "qemu_downtime_ms": told["downtime"],
     }))
+}
+
+/// What was sent, and when.
+struct Sent {
+    /// By QEMU about it.
+    told: Value,
+    /// What QEMU leaves out.
+    state_said: Instant,
+    /// By QEMU.
+    all_sent: Instant,
 }
 
 /// Waits a little for a receiver that was started at the same time.
@@ -134,7 +155,7 @@ fn send_until_loaded(
     speaker: &Speaker<TcpStream>,
     how: &Sending,
     cancelled: &Cancelled,
-) -> Result<Value> {
+) -> Result<Sent> {
     introduce(guest, speaker)?;
     listener.expect_unless(&Word::Ready, cancelled)?;
     let outlet = Outlet::open(speaker.clone())?;
@@ -148,7 +169,7 @@ fn send_until_loaded(
     Ok(sent)
 }
 
-/// All after QEMU has begun to send. Returns what QEMU tells about it.
+/// All after QEMU has begun to send.
 fn send_rest<S: Write + Send + 'static>(
     vm: &mut Vm,
     guest: &Guest,
@@ -156,12 +177,14 @@ fn send_rest<S: Write + Send + 'static>(
     speaker: &Speaker<S>,
     limit: Option<Duration>,
     cancelled: &AtomicBool,
-) -> Result<Value> {
-    let mut send = || -> Result<Value> {
+) -> Result<Sent> {
+    let mut send = || -> Result<Sent> {
         vm.qmp.wait_for("pre-switchover", limit, cancelled)?;
         speaker.say(&Word::State(ByteBuf::from(State::save(guest)?.encode()?)))?;
+        let state_said = Instant::now();
         vm.qmp.switch_over()?;
-        vm.qmp.wait_for("completed", None, cancelled)
+        let told = vm.qmp.wait_for("completed", None, cancelled)?;
+        Ok(Sent { told, state_said, all_sent: Instant::now() })
     };
     match send() {
         Ok(sent) => outlet.end().map(|()| sent),
@@ -418,7 +441,7 @@ fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &A
     introduce(guest, &speaker)?;
     let outlet = Outlet::open(speaker.clone())?;
     vm.qmp.begin_to_send(&outlet.place(), Pace { bandwidth: Some(0), downtime, slows_down: false })?;
-    let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?;
+    let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?.told;
     speaker.flush().with_context(cannot)?;
     unfinished.as_file().sync_all().with_context(cannot)?;
     unfinished.persist(file).with_context(cannot)?;
