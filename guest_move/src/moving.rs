@@ -72,7 +72,7 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
             return Err(stays(vm, error, runs));
         }
     };
-    // And compared, if that was wanted.
+    // By the target, which has compared it as well if that was wanted.
     let loaded = Instant::now();
 
     speaker.say(&Word::Go { runs }).and_then(|()| listener.expect(&Word::Running)).context(
@@ -99,13 +99,13 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     }))
 }
 
-/// What was sent, and when.
+/// A guest that was sent, and when.
 struct Sent {
-    /// By QEMU about it.
+    /// What QEMU tells about it.
     told: Value,
-    /// What QEMU leaves out.
+    /// When the target was told what QEMU leaves out.
     state_said: Instant,
-    /// By QEMU.
+    /// When QEMU had sent all.
     all_sent: Instant,
 }
 
