@@ -13,6 +13,7 @@ use addr::{Gpa, PageSize};
 use stage2::{Collapse, Limbo, Pace, Search};
 
 use crate::arch::{Arch, Machine};
+use crate::cpu;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU32, Ordering, per_host};
 use crate::vm::Vm;
@@ -134,7 +135,8 @@ impl Comeback {
 /// No page is there.
 const NOWHERE: Gpa = Gpa(u64::MAX);
 
-/// A step for one of the children that need one. Only the first pCPU calls it. Returns whether there was one.
+/// A step for one of the children that need one. Only the first pCPU calls it. Returns whether there was one. The child
+/// is charged for it: its parent could map pages all the time, and slow down others on this pCPU.
 pub(crate) fn work() -> bool {
     if UNFINISHED.load(Ordering::Relaxed) == 0 {
         return false;
@@ -142,8 +144,10 @@ pub(crate) fn work() -> bool {
     let is_due = |vm: &Vm| vm.memory.comeback().is_some_and(|comeback| comeback.lock().is_due());
     let due = table().all_alive().find(|vm| is_due(vm)).cloned();
     let Some(vm) = due else { return false };
+    let began = Machine::now();
     if let Some(comeback) = vm.memory.comeback() {
         comeback.lock().step(&vm);
     }
+    cpu::charge_work(vm.share(), began);
     true
 }
