@@ -46,10 +46,14 @@ fn counts(said: &str, word: &str) -> Vec<u64> {
 fn linux_reads_a_disk_by_line_interrupts_on_each_of_its_cpus() {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let (disk, sum) = disk(folder.path());
-    // The second pass reads the disk again, with its interrupt at the other CPU.
+    // The second pass reads the disk again, with its interrupt at the other CPU. One request at a time: with more of
+    // them QEMU's disk can leave its line asserted for good. QEMU 7.2 to 11 tell the driver from which completion on a
+    // doorbell is wanted (`nvme_update_cq_eventidx`) before they look how far the driver has come. If that is further,
+    // the driver omits the doorbell for the next completion, and no doorbell clears the line.
     let script = "cd /proc/irq; n=$(grep nvme0q0 /proc/interrupts | cut -d: -f1 | tr -d ' '); \
-                  for cpu in 0 1; do echo $cpu >$n/smp_affinity_list; echo 3 >/proc/sys/vm/drop_caches; \
-                  md5sum /dev/nvme0n1; done; cat /proc/interrupts; cat /proc/iomem; ls /sys/bus/pci/devices; \
+                  for cpu in 0 1; do echo $cpu >$n/smp_affinity_list; \
+                  dd if=/dev/nvme0n1 bs=128k iflag=direct 2>/dev/null | md5sum; done; \
+                  cat /proc/interrupts; cat /proc/iomem; ls /sys/bus/pci/devices; \
                   dmesg | grep -i 'nobody cared'; true";
     let mut arguments = vec!["--exec", script];
     arguments.extend(disk.iter().map(String::as_str));
