@@ -8,6 +8,7 @@
 //! * [`guest`]: the calls of the device for a guest of another process.
 //! * [`state`]: what QEMU leaves out.
 //! * [`qmp`]: QEMU's monitor.
+//! * [`rcu`]: short waits of Linux while QEMU stops a guest.
 //! * [`peer`]: the other host.
 //! * [`moving`]: the commands.
 
@@ -15,6 +16,7 @@ mod guest;
 mod moving;
 mod peer;
 mod qmp;
+mod rcu;
 mod state;
 mod system;
 

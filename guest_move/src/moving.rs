@@ -21,6 +21,7 @@ use twox_hash::XxHash64;
 use crate::guest::Guest;
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
 use crate::qmp::{KICKS, Pace, Qmp};
+use crate::rcu::Hurry;
 use crate::state::{Needs, State};
 use crate::system::{self, PAGE, Process};
 
@@ -56,7 +57,7 @@ fn cancelled_by_signals() -> Result<Cancelled> {
 /// The source ends its QEMU once the target runs the guest.
 pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     let to = how.to.as_str();
-    let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
+    let (started, cancelled, _hurry) = (Instant::now(), cancelled_by_signals()?, Hurry::begin());
     let guest = Guest::of(vm.pid)?;
     vm.qmp.must_not_migrate()?;
     let runs = vm.qmp.runs()?;
@@ -408,7 +409,7 @@ impl Inlet {
 /// Saves a guest to a file. It stays stopped, or goes on: then it is stopped for so many milliseconds at most, as QEMU
 /// reckons.
 pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: u64) -> Result<Value> {
-    let (started, cancelled) = (Instant::now(), cancelled_by_signals()?);
+    let (started, cancelled, _hurry) = (Instant::now(), cancelled_by_signals()?, Hurry::begin());
     let guest = Guest::of(vm.pid)?;
     vm.qmp.must_not_migrate()?;
     let runs = vm.qmp.runs()?;
@@ -477,6 +478,7 @@ pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
     let guest = Guest::of(pid)?;
     if waits {
         eprintln!("guest-move: waits until process {pid} ends");
+        let _hurry = Hurry::begin();
         wait_for_end(pid)?;
     }
     let state = State::save(&guest)?.encode()?;
