@@ -55,7 +55,11 @@ impl Move {
         let told = said.source.iter().find_map(|line| line.text.strip_prefix("moved "));
         let told: Value = told.and_then(|text| serde_json::from_str(text).ok()).ok_or("the source tells no result")?;
         let is_failed = told["status"].as_str().is_some_and(|status| status != "completed");
-        let stop = said.source.iter().rev().find(|line| line.text == "event stop").map(|line| line.at);
+        // QEMU says `STOP` only when it has stopped the devices too, which took more than a second. But it tells in the
+        // end how long ago it began to stop the vCPUs.
+        let sent = said.source.iter().rev().find(|line| line.text == "event sent").map(|line| line.at);
+        let downtime = told["qemu_downtime_ms"].as_u64().or(told["downtime"].as_u64()).map(Duration::from_millis);
+        let stop = sent.zip(downtime).and_then(|(sent, downtime)| sent.checked_sub(downtime));
         let resume = event(&said.target, "event resume");
         let (Some(stop), Some(resume), false) = (stop, resume, is_failed) else {
             return Err(format!("the guest has not moved: {told}"));
@@ -221,8 +225,9 @@ mod tests {
             "writer windows=70,70 wrong=0",
             "guest-move: 2 s, round 1",
             "writer windows=80,40 wrong=0",
-            "event stop",
-            r#"moved {"seconds":2.5,"rounds":3,"bytes":2097152}"#,
+            "guest-move: 3 s, round 3",
+            "event sent",
+            r#"moved {"seconds":2.5,"rounds":3,"bytes":2097152,"qemu_downtime_ms":500}"#,
         ];
         let target =
             ["", "", "", "", "", "", "event resume", "writer windows=60,60 wrong=0", "writer windows=99,101 wrong=0"];
