@@ -82,9 +82,7 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     )?;
     let runs_there = Instant::now();
     vm.qmp.quit().context("the guest runs on the target, and QEMU does not end here")?;
-    // When the guest was stopped, and how long after that something was.
-    let stop = vm.qmp.stopped_at();
-    let after = |moment: Instant| stop.map(|stop| moment.saturating_duration_since(stop).as_secs_f64() * 1e3);
+    let after = |moment: Instant| sent.stopped.filter(|_| runs).map(|stop| milliseconds(stop, moment));
     let told = &sent.told;
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
@@ -104,10 +102,27 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
 struct Sent {
     /// What QEMU tells about it.
     told: Value,
+    /// When QEMU began to stop it. Its event `STOP` comes when the devices are stopped, too: more than a second later,
+    /// if Linux does not [hurry](Hurry).
+    stopped: Option<Instant>,
     /// When the target was told what QEMU leaves out.
     state_said: Instant,
     /// When QEMU had sent all.
     all_sent: Instant,
+}
+
+impl Sent {
+    /// As of now, when QEMU has sent all.
+    fn now(told: Value, state_said: Instant) -> Self {
+        let all_sent = Instant::now();
+        let downtime = told["downtime"].as_u64().map(Duration::from_millis);
+        let stopped = downtime.and_then(|downtime| all_sent.checked_sub(downtime));
+        Self { told, stopped, state_said, all_sent }
+    }
+}
+
+fn milliseconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64() * 1e3
 }
 
 /// Waits a little for a receiver that was started at the same time.
@@ -185,7 +200,7 @@ fn send_rest<S: Write + Send + 'static>(
         let state_said = Instant::now();
         vm.qmp.switch_over()?;
         let told = vm.qmp.wait_for("completed", None, cancelled)?;
-        Ok(Sent { told, state_said, all_sent: Instant::now() })
+        Ok(Sent::now(told, state_said))
     };
     match send() {
         Ok(sent) => outlet.end().map(|()| sent),
@@ -421,20 +436,20 @@ pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: u64) -> Re
         Ok(saved) => saved,
         Err(error) => return Err(stays(vm, error, runs)),
     };
-    let stopped = vm.qmp.stopped_at();
+    let stopped = saved.stopped.filter(|_| goes_on && runs);
     if goes_on && runs {
         vm.qmp.go_on()?;
     }
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
-        "stopped_ms": stopped.filter(|_| goes_on).map(|stop| stop.elapsed().as_secs_f64() * 1e3),
-        "rounds": saved["ram"]["dirty-sync-count"],
-        "bytes": saved["ram"]["transferred"],
+        "stopped_ms": stopped.map(|stop| milliseconds(stop, Instant::now())),
+        "rounds": saved.told["ram"]["dirty-sync-count"],
+        "bytes": saved.told["ram"]["transferred"],
     }))
 }
 
 /// The file gets its name when all of it is on the disk.
-fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &AtomicBool) -> Result<Value> {
+fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &AtomicBool) -> Result<Sent> {
     let cannot = || format!("cannot write {}", file.display());
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unfinished = tempfile::Builder::new().prefix(".guest-move.").tempfile_in(folder).with_context(cannot)?;
@@ -442,7 +457,7 @@ fn save_to(vm: &mut Vm, guest: &Guest, file: &Path, downtime: u64, cancelled: &A
     introduce(guest, &speaker)?;
     let outlet = Outlet::open(speaker.clone())?;
     vm.qmp.begin_to_send(&outlet.place(), Pace { bandwidth: Some(0), downtime, slows_down: false })?;
-    let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?.told;
+    let saved = send_rest(vm, guest, outlet, &speaker, None, cancelled).with_context(cannot)?;
     speaker.flush().with_context(cannot)?;
     unfinished.as_file().sync_all().with_context(cannot)?;
     unfinished.persist(file).with_context(cannot)?;
@@ -514,6 +529,13 @@ pub(crate) fn load_vcpus(pid: u32, file: &Path) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stop_begins_as_long_before_the_end_as_qemu_tells() {
+        let sent = Sent::now(json!({ "downtime": 250 }), Instant::now());
+        assert!((milliseconds(sent.stopped.expect("is told"), sent.all_sent) - 250.0).abs() < 1e-6);
+        assert_eq!(Sent::now(json!({}), Instant::now()).stopped, None);
+    }
 
     #[test]
     fn pages_that_differ_are_found_but_for_that_of_the_clock() {
