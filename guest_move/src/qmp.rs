@@ -265,8 +265,10 @@ impl Qmp {
         self.pace.is_some()
     }
 
-    /// Ends a migration that has not succeeded.
+    /// Ends a migration that has not succeeded. QEMU may still wait for a vCPU that has lost its kick, if whoever began
+    /// the migration no longer kicks.
     pub(crate) fn cancel(&mut self) -> Result<()> {
+        self.kick();
         let until = Instant::now() + PATIENCE;
         self.call("migrate_cancel", json!({}))?;
         while is_migrating(&self.migration()?) {
