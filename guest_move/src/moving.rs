@@ -493,8 +493,8 @@ pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
     let guest = Guest::of(pid)?;
     if waits {
         eprintln!("guest-move: waits until process {pid} ends");
-        let _hurry = Hurry::begin();
-        wait_for_end(pid)?;
+        let (cancelled, _hurry) = (cancelled_by_signals()?, Hurry::begin());
+        wait_for_end(pid, &cancelled)?;
     }
     let state = State::save(&guest)?.encode()?;
     fs::write(file, &state).with_context(|| format!("cannot write {}", file.display()))?;
@@ -502,9 +502,10 @@ pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
 }
 
 /// Waits until a QEMU has ended. Meanwhile its vCPUs are kicked, because somebody is about to stop them.
-fn wait_for_end(pid: u32) -> Result<()> {
+fn wait_for_end(pid: u32, cancelled: &AtomicBool) -> Result<()> {
     let process = Process::open(pid).with_context(|| format!("no process {pid}"))?;
     while !process.ends_within(KICKS)? {
+        ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
         vcpu_threads(pid).for_each(|thread| system::kick(pid, thread));
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 #![expect(unsafe_code, reason = "descriptors of another process, calls of a device")]
 
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -68,7 +68,10 @@ impl Process {
         // SAFETY: the call reads and writes one structure, which is borrowed until it returns.
         match unsafe { libc::poll(&raw mut wanted, 1, milliseconds) } {
             count if count >= 0 => Ok(count > 0),
-            _ => Err(Error::last_os_error()),
+            _ => match Error::last_os_error() {
+                error if error.kind() == ErrorKind::Interrupted => Ok(false),
+                error => Err(error),
+            },
         }
     }
 }
