@@ -47,9 +47,9 @@ fn linux_reads_a_disk_by_line_interrupts_on_each_of_its_cpus() {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let (disk, sum) = disk(folder.path());
     // The second pass reads the disk again, with its interrupt at the other CPU. One request at a time: with more of
-    // them QEMU's disk can leave its line asserted for good. QEMU 7.2 to 11 tell the driver from which completion on a
-    // doorbell is wanted (`nvme_update_cq_eventidx`) before they look how far the driver has come. If that is further,
-    // the driver omits the doorbell for the next completion, and no doorbell clears the line.
+    // them QEMU's disk can leave its line asserted for good. By its source, it tells the driver from which
+    // completion on a doorbell is wanted (`nvme_update_cq_eventidx`) before it looks how far the driver has come. If
+    // that is further, the driver omits the doorbell for the next completion, and no doorbell clears the line.
     let script = "cd /proc/irq; n=$(grep nvme0q0 /proc/interrupts | cut -d: -f1 | tr -d ' '); \
                   for cpu in 0 1; do echo $cpu >$n/smp_affinity_list; \
                   dd if=/dev/nvme0n1 bs=128k iflag=direct 2>/dev/null | md5sum; done; \
