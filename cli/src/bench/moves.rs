@@ -47,7 +47,7 @@ enum Wanted {
     Ratio(Goal),
 }
 
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     Row {
         what: "speed before it moves",
         unit: "pages/s",
@@ -88,6 +88,13 @@ const ROWS: [Row; 10] = [
     Row { what: "the move", unit: "s", class: Class::Time, of: |moved| moved.seconds, goal: None },
     Row { what: "rounds", unit: "rounds", class: Class::Count, of: |moved| moved.rounds, goal: None },
     Row { what: "sent", unit: "MiB", class: Class::Count, of: |moved| moved.mib, goal: None },
+    Row {
+        what: "starts that failed before",
+        unit: "starts",
+        class: Class::Count,
+        of: |moved| moved.restarts,
+        goal: None,
+    },
 ];
 
 /// All quantities that are recorded, with their units.

@@ -29,6 +29,8 @@ pub(super) struct Move {
     pub(super) rounds: f64,
     /// Sent.
     pub(super) mib: f64,
+    /// How often the guest did not come up and was started again, before it moved.
+    pub(super) restarts: f64,
 }
 
 /// Pages written in a tenth of a second of the guest's.
@@ -94,6 +96,7 @@ impl Move {
             seconds: told["seconds"].as_f64().or(told["total-time"].as_f64().map(|ms| ms / 1e3)).unwrap_or_default(),
             rounds: number(&told, "rounds", "dirty-sync-count"),
             mib: number(&told, "bytes", "transferred") / f64::from(1 << 20),
+            restarts: said.source.iter().filter(|line| line.text == "event again").count() as f64,
         };
         if moved.before.is_empty() || moved.during.is_empty() || moved.after.is_empty() {
             return Err("the guest told too few speeds".to_string());
@@ -258,6 +261,9 @@ mod tests {
         let mut wrong = target;
         wrong[8] = "writer windows=99,101 wrong=1";
         assert_eq!(both(&source, &wrong), Err("the guest has found 1 pages wrong".to_string()));
+        assert!(moved.restarts.abs() < 1e-9);
+        let again = ["event again"].into_iter().chain(source).collect::<Vec<_>>();
+        assert_eq!(both(&again, &target).map(|moved| moved.restarts), Ok(1.0));
         let mut idle = source;
         idle[0] = "writer windows=0,0 wrong=0";
         assert_eq!(both(&idle, &target), Err("the guest wrote nothing before it moved".to_string()));

@@ -75,6 +75,7 @@ mod tests {
             seconds: 1.5,
             rounds: 3.0,
             mib: 120.0,
+            restarts: 0.0,
         }
     }
 
