@@ -6,6 +6,7 @@
 
 use crate::fault::Slot;
 use crate::split::{Dress, Split};
+use crate::tree::{range_between, span};
 use crate::visit::{Each, Visitor, within};
 use crate::{Format, MapError, PageTableEntry, Pages, Source, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
@@ -106,15 +107,11 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
     }
 
-    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared.
-    pub fn accessed(self, range: GpaRange, mut found: impl FnMut(GpaRange)) {
-        let look = |slot: &Slot| {
-            if self.format().is_touched(slot.bits) {
-                found(within(slot.page(), range));
-            }
-            true
-        };
-        self.visit(range, &mut Each(look));
+    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared, as few pieces.
+    pub fn accessed(self, range: GpaRange, found: impl FnMut(GpaRange)) {
+        let mut touched = Touched { walk: self, range, start: range.start, end: range.start, found };
+        self.visit(range, &mut touched);
+        touched.tell();
     }
 
     /// Sets the accessed state of the pages in `range`.
@@ -159,13 +156,58 @@ impl<F: Format, P: Pages, T: Tlb, C: FnMut(GpaRange)> Visitor for Finder<'_, F, 
     }
 
     #[inline]
-    fn passes(&mut self, bits: u64) -> bool {
+    fn passes(&mut self, _: Gpa, bits: u64) -> bool {
         !self.walk.format().is_written(bits, self.source)
     }
 
     fn leaf(&mut self, leaf: &Slot) -> bool {
         if self.walk.format().is_written(leaf.bits, self.source) {
             (self.found)(within(leaf.page(), self.range));
+        }
+        true
+    }
+}
+
+/// Finds leaves that were accessed: most of them, so those of one piece are told at once.
+struct Touched<'a, F, P, T, C> {
+    walk: Walk<'a, F, P, T>,
+    range: GpaRange,
+    /// Found from here to there, and not told yet.
+    start: Gpa,
+    end: Gpa,
+    found: C,
+}
+
+impl<F: Format, P: Pages, T: Tlb, C: FnMut(GpaRange)> Touched<'_, F, P, T, C> {
+    #[inline]
+    fn add(&mut self, start: Gpa, end: Gpa) {
+        if start != self.end {
+            self.tell();
+            self.start = start;
+        }
+        self.end = end;
+    }
+
+    fn tell(&mut self) {
+        if self.start < self.end {
+            (self.found)(within(range_between(self.start, self.end), self.range));
+        }
+    }
+}
+
+impl<F: Format, P: Pages, T: Tlb, C: FnMut(GpaRange)> Visitor for Touched<'_, F, P, T, C> {
+    #[inline]
+    fn passes(&mut self, page: Gpa, bits: u64) -> bool {
+        let format = self.walk.format();
+        if matches!(format.decode(0, bits), PageTableEntry::Leaf { .. }) && format.is_touched(bits) {
+            self.add(page, Gpa(page.0 + span::<F>(0)));
+        }
+        true
+    }
+
+    fn leaf(&mut self, leaf: &Slot) -> bool {
+        if self.walk.format().is_touched(leaf.bits) {
+            self.add(leaf.page().start, leaf.page().end());
         }
         true
     }
@@ -223,7 +265,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
     }
 
     #[inline]
-    fn passes(&mut self, bits: u64) -> bool {
+    fn passes(&mut self, _: Gpa, bits: u64) -> bool {
         let passes = self.mode != Mode::Protect && !self.walk.format().is_written(bits, self.source);
         self.left |= passes && !self.walk.is_still(bits);
         passes

@@ -19,9 +19,9 @@ pub(crate) trait Visitor {
         true
     }
 
-    /// Whether to skip an entry of a table of pages: faster than a call of `leaf`.
-    fn passes(&mut self, bits: u64) -> bool {
-        let _ = bits;
+    /// Whether to skip the entry for `page` of a table of pages: faster than a call of `leaf`.
+    fn passes(&mut self, page: Gpa, bits: u64) -> bool {
+        let _ = (page, bits);
         false
     }
 
@@ -84,7 +84,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             let cell = Cell::new(table, index);
             loop {
                 let bits = self.pages.load(cell);
-                if !self.format().is_broken(bits) && visitor.passes(bits) {
+                if !self.format().is_broken(bits) && visitor.passes(start, bits) {
                     break;
                 }
                 let entry = self.format().decode(0, bits);

@@ -5,6 +5,9 @@ use crate::{Access, Iommu, MapError, Npt, Scope, Stale};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+extern crate std;
+use std::vec::Vec;
+
 const DIRTY: u64 = 1 << 6;
 
 /// The last entry that a processor reads for `gpa`: a second implementation of the walk, by bits.
@@ -181,4 +184,32 @@ fn bad_ranges_are_refused() {
     assert_eq!(map(range(0x5000, 0), 0, Access::ALL), Ok(Stale::EMPTY));
     assert_eq!(leaf_at(&tree, &pool, u64::MAX), None);
     assert!(leaf_at(&tree, &pool, end - 1).is_some());
+}
+
+#[test]
+fn accessed_pages_are_told_in_as_few_pieces_as_there_are() {
+    let pool = Pool::of(8);
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
+    // Small pages to the end of a table and into the next one, a large one behind a gap, and a hole.
+    let _ = tree.map(&pool, range(2 * MIB - 0x3000, 0x5000), Hpa(GIB - 0x3000), Access::ALL).expect("maps");
+    let _ = tree.map(&pool, range(4 * MIB, 2 * MIB), Hpa(2 * GIB), Access::ALL).expect("maps");
+    let mut found = Vec::new();
+    let touch = |first: u64, bytes: u64| tree.walk(&pool).touch(range(first, bytes));
+    let mut accessed = |asked| {
+        found.clear();
+        tree.walk(&pool).accessed(asked, |piece| found.push(piece));
+        found.clone()
+    };
+    tree.walk(&pool).age(range(0, GIB), |_| ());
+    assert_eq!(accessed(range(0, GIB)), []);
+
+    // All but the second page.
+    touch(2 * MIB - 0x3000, 0x1000);
+    touch(2 * MIB - 0x1000, 0x3000);
+    let [first, others] = [range(2 * MIB - 0x3000, 0x1000), range(2 * MIB - 0x1000, 0x3000)];
+    assert_eq!(accessed(range(0, GIB)), [first, others]);
+    touch(4 * MIB, 0x1000);
+    assert_eq!(accessed(range(0, GIB)), [first, others, range(4 * MIB, 2 * MIB)], "a large page as a whole");
+    let within = range(2 * MIB, 2 * MIB + 0x5000);
+    assert_eq!(accessed(within), [range(2 * MIB, 0x2000), range(4 * MIB, 0x5000)], "no more than was asked for");
 }

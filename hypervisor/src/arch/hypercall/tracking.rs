@@ -28,8 +28,11 @@ use crate::vm::address_space::AllTlbs;
 const MOST: u64 = 4096;
 /// Words for these pages, and for the rest of the large pages at both ends.
 const WORDS: usize = ((MOST + 2 * LARGE_PAGES) / PAGES_OF_A_WORD) as usize;
-/// States that are told in one piece.
+/// Pages of a word.
+const OF_A_WORD: usize = u64::BITS as usize;
+/// States that are told in one piece: those of a large page.
 const PIECE: usize = 512;
+const _: () = assert!(PIECE as u64 == LARGE_PAGES && OF_A_WORD as u64 == PAGES_OF_A_WORD);
 
 type Bits = [u64; WORDS];
 
@@ -66,8 +69,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     let start = first & !(LARGE_PAGES - 1);
     let most = wanted.end.next_multiple_of(LARGE_PAGES) - start;
     pages_from(start, most).ok_or(Status::InvalidParameter)?;
-    let marks: [MarkWord; WORDS] =
-        core::array::from_fn(|word| MarkWord::of(child.written().word(start / PAGES_OF_A_WORD + word as u64, store)));
+    let mut marks: [MarkWord; WORDS] = core::array::from_fn(|_| MarkWord::new());
 
     let memory = &vm.memory;
     let (tlbs, walking) = (AllTlbs::of(&vm), memory.announce(cpu::this().id));
@@ -79,6 +81,9 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         let slot = end & !(LARGE_PAGES - 1);
         let pages = end..wanted.end.min(slot + LARGE_PAGES);
         let words = words_of(slot - start, LARGE_PAGES);
+        for (marks, number) in marks[words.clone()].iter_mut().zip(slot / PAGES_OF_A_WORD..) {
+            *marks = MarkWord::of(child.written().word(number, store));
+        }
         let log = log_of(slot, LARGE_PAGES, &marks[words.clone()])?;
         log.get(walk, 0, &mut dirty[words]);
         walk.accessed(pages_from(pages.start, pages.end - pages.start).ok_or(Status::InvalidParameter)?, |found| {
@@ -120,7 +125,9 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     }
     let words = words_of(0, end.next_multiple_of(LARGE_PAGES) - start);
     for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[words]) {
-        child.written().set_word(number, marks.get(), store);
+        if child.written().word(number, store) != marks.get() {
+            child.written().set_word(number, marks.get(), store);
+        }
     }
     caller.ended_after(u16::try_from(count).unwrap_or(u16::MAX), Ok(()))
 }
@@ -140,27 +147,43 @@ fn words_of(first: u64, count: u64) -> Range<usize> {
 /// Writes the states of `count` pages from bit `first` on to the call's output.
 fn tell(caller: &Caller<'_>, first: u64, count: u64, dirty: &Bits, accessed: &Bits) -> Result<(), Status> {
     let begun = u64::from(caller.checked.control().rep_start());
-    let mut states = [0_u8; PIECE];
-    for from in (0..count).step_by(PIECE) {
-        let pages = from..count.min(from + PIECE as u64);
-        let length = usize::try_from(pages.end - pages.start).unwrap_or(PIECE);
-        for (state, page) in states.iter_mut().zip(pages) {
-            let (word, bit) = place(first + page);
-            let mut flags = AccessState::empty();
-            flags.set(AccessState::DIRTY, dirty[word] & bit != 0);
-            flags.set(AccessState::ACCESSED, accessed[word] & bit != 0);
-            *state = flags.bits();
+    let (mut from, end) = (first, first + count);
+    while from < end {
+        // Up to the end of a large page.
+        let base = from & !(LARGE_PAGES - 1);
+        let next = end.min(base + LARGE_PAGES);
+        let mut told = [0; PIECE];
+        for (told, word) in told.chunks_exact_mut(OF_A_WORD).zip(words_of(base, LARGE_PAGES)) {
+            told.copy_from_slice(&states(dirty[word], accessed[word]));
         }
-        caller.output.write_at(begun + from, &states[..length])?;
+        let [begin, end] = [from - base, next - base].map(|page| usize::try_from(page).unwrap_or(0));
+        caller.output.write_at(begun + from - first, &told[begin..end])?;
+        from = next;
     }
     Ok(())
 }
 
+/// The states of the pages of a word. Most often all are the same.
+fn states(dirty: u64, accessed: u64) -> [u8; OF_A_WORD] {
+    let accessed_alone = AccessState::ACCESSED.bits();
+    match (dirty, accessed) {
+        (0, 0) => [0; _],
+        (0, u64::MAX) => [accessed_alone; _],
+        _ => core::array::from_fn(|page| {
+            let state = |bits: u64, state: AccessState| (bits >> page & 1) as u8 * state.bits();
+            state(dirty, AccessState::DIRTY) | state(accessed, AccessState::ACCESSED)
+        }),
+    }
+}
+
 /// Sets the bits of these pages.
 fn add(bits: &mut Bits, pages: Range<u64>) {
-    for page in pages {
-        let (word, bit) = place(page);
-        bits[word] |= bit;
+    for word in pages.start / PAGES_OF_A_WORD..pages.end.div_ceil(PAGES_OF_A_WORD) {
+        let base = word * PAGES_OF_A_WORD;
+        let (first, end) = (pages.start.max(base) - base, pages.end.min(base + PAGES_OF_A_WORD) - base);
+        if let (true, Some(bits)) = (first < end, usize::try_from(word).ok().and_then(|word| bits.get_mut(word))) {
+            *bits |= u64::MAX >> (PAGES_OF_A_WORD - (end - first)) << first;
+        }
     }
 }
 
