@@ -13,13 +13,12 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::Verdict;
 use crate::interrupts::{Change, Interrupts};
 use crate::latencies::Latencies;
 use crate::memory::{Access, Region};
-use crate::options::{Options, cpus};
+use crate::options::{Options, cpus, stay_on};
 
 pub(crate) const OPTIONS: [&str; 3] = ["--threads", "--calls", "--pages"];
 
@@ -60,12 +59,12 @@ fn measure(cpus: &[usize], calls: u32, pages: usize) -> io::Result<Latencies> {
             let (all_run, over) = (&all_run, &over);
             scope.spawn(move || {
                 // The thread is busy on any CPU; a CPU of its own only makes the result steadier.
-                let _ = stay_on(cpu);
+                let _ = stay_on(&[cpu]);
                 all_run.wait();
                 compute_until(over);
             });
         }
-        let _ = stay_on(cpus[0]);
+        let _ = stay_on(&cpus[..1]);
         all_run.wait();
         let result = call(calls, pages);
         over.store(true, Ordering::Relaxed);
@@ -97,12 +96,6 @@ fn compute_until(over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         number = black_box(number.wrapping_mul(5).wrapping_add(1));
     }
-}
-
-fn stay_on(cpu: usize) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
 }
 
 #[cfg(test)]

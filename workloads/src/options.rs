@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 
-use rustix::thread::sched_getaffinity;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The options that were given.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -59,7 +60,14 @@ impl Options {
 /// The CPUs that this program may use, in order. One, if the kernel does not say.
 pub(crate) fn cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return vec![0] };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// Keeps this thread on these CPUs.
+pub(crate) fn stay_on(cpus: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! looks for the last one, so a page that was lost, or is older than it was, is found.
 
 use std::io::Write as _;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::Verdict;
-use crate::options::Options;
+use crate::options::{self, Options};
 
 pub(crate) const OPTIONS: [&str; 4] = ["--mib", "--rate", "--threads", "--seconds"];
 
@@ -45,10 +46,18 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let rate_of_one = f64::from(rate) * PAGES_OF_MIB as f64 / f64::from(threads);
 
     let shared = Shared::default();
+    // Who prints to a console may hold its CPU, with interrupts off, until the other side has read. So it has one of
+    // its own, if there are enough.
+    let cpus = options::cpus();
+    let (watching, writing) = cpus.split_last().filter(|(_, others)| others.len() >= threads as usize).unzip();
     thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| write(&shared, share, rate_of_one));
+            scope.spawn(|| {
+                stay_on(writing);
+                write(&shared, share, rate_of_one);
+            });
         }
+        stay_on(watching.map(slice::from_ref));
         let result = watch(&shared, Duration::from_secs(seconds.into()));
         shared.over.store(true, Ordering::Relaxed);
         result
@@ -57,6 +66,11 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let wrong = shared.wrong.load(Ordering::Relaxed);
     println!("writer pages={} wrong={wrong}", shared.pages.load(Ordering::Relaxed));
     Ok(if wrong == 0 { Verdict::Right } else { Verdict::Wrong })
+}
+
+/// Keeps this thread on these CPUs. It works elsewhere too, if the kernel does not let it.
+fn stay_on(cpus: Option<&[usize]>) {
+    let _ = cpus.map(options::stay_on);
 }
 
 /// One thread: so many pages again and again, so many pages a second.
