@@ -5,6 +5,7 @@
 
 use std::io::Write as _;
 use std::slice;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,14 +51,18 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     // its own, if there are enough.
     let cpus = options::cpus();
     let (watching, writing) = cpus.split_last().filter(|(_, others)| others.len() >= threads as usize).unzip();
+    let all_touched = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 stay_on(writing);
-                write(&shared, share, rate_of_one);
+                let memory = touched(share);
+                all_touched.wait();
+                write(&shared, memory, rate_of_one);
             });
         }
         stay_on(watching.map(slice::from_ref));
+        all_touched.wait();
         let result = watch(&shared, Duration::from_secs(seconds.into()));
         shared.over.store(true, Ordering::Relaxed);
         result
@@ -73,9 +78,15 @@ fn stay_on(cpus: Option<&[usize]>) {
     let _ = cpus.map(options::stay_on);
 }
 
-/// One thread: so many pages again and again, so many pages a second.
-fn write(shared: &Shared, pages: usize, rate: f64) {
-    let mut memory = vec![0_u64; pages * WORDS];
+/// So many pages, each of which the kernel has given already: else the first pass would be about its page faults.
+fn touched(pages: usize) -> Vec<u64> {
+    let mut memory = vec![0; pages * WORDS];
+    memory.iter_mut().step_by(WORDS).for_each(|word| *std::hint::black_box(word) = 0);
+    memory
+}
+
+/// One thread: writes to this memory again and again, so many pages a second.
+fn write(shared: &Shared, mut memory: Vec<u64>, rate: f64) {
     let (mut pass, mut due) = (0, Instant::now());
     let pause = Duration::from_secs_f64(BATCH as f64 / rate);
     while !shared.over.load(Ordering::Relaxed) {
@@ -131,7 +142,7 @@ mod tests {
         let shared = Shared::default();
         thread::scope(|scope| {
             // Without a limit it would write millions.
-            scope.spawn(|| write(&shared, 40, 1000.0));
+            scope.spawn(|| write(&shared, touched(40), 1000.0));
             thread::sleep(Duration::from_millis(300));
             shared.over.store(true, Ordering::Relaxed);
         });
