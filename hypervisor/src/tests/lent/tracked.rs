@@ -25,9 +25,11 @@ use crate::vm::dirty::comeback;
 
 const TRACKING: u64 = 0x5_0005;
 const CLEAR_ACCESSED: u64 = 1;
+const SET_ACCESSED: u64 = 2;
 const CLEAR: u64 = 4;
 /// As Linux sets, and as it does nothing: with "accessed".
 const SET: u64 = 0xa;
+const ACCESSED: u8 = 1;
 const DIRTY: u8 = 2;
 
 impl Family<'_> {
@@ -150,6 +152,45 @@ pub(in crate::tests) const HARVESTED: Scenario = Scenario {
         family.end();
     },
 };
+
+/// Accessed pages are told beside written ones, whatever is in their word.
+fn tell_accessed(simulation: &Simulation) {
+    const PAGES: u16 = 3 * 64;
+    let family = Family::of_parent(simulation, vec![vec![]], vec![vec![]]);
+    assert_eq!(family.deposit(128, 64), all(64));
+    let pages: Vec<u64> = (512..).take(PAGES.into()).collect();
+    assert_eq!(family.map(0, RIGHTS, &pages), all(PAGES));
+    assert_eq!(family.track(true), all(0));
+    let _before = family.states(0, PAGES, CLEAR | CLEAR_ACCESSED);
+    assert!(family.states(0, PAGES, 0).iter().all(|state| *state == 0), "all were cleared");
+    // A word with some, a word with all, and one with some of which some were written.
+    let [some, all_of_a_word, last] = [3..7_u64, 64..128, 130..190];
+    for range in [&some, &all_of_a_word, &last] {
+        let count = u16::try_from(range.end - range.start).expect("few");
+        let _before = family.states(range.start, count, SET_ACCESSED);
+    }
+    let is_written = |page: u64| last.contains(&page) && page.is_multiple_of(7);
+    assert!((0..PAGES.into()).filter(|page| is_written(*page)).all(|page| family.write_as_guest(page)));
+    let is_accessed = |page: u64| [&some, &all_of_a_word, &last].into_iter().any(|range| range.contains(&page));
+    let expected = |page: u64| u8::from(is_accessed(page)) * ACCESSED | u8::from(is_written(page)) * DIRTY;
+    // From each place in a word on.
+    for first in 0..64 {
+        let states = family.states(first, PAGES - 64, 0);
+        assert!(states.into_iter().eq((first..).take(usize::from(PAGES) - 64).map(expected)), "from {first}");
+    }
+    let _before = family.states(0, PAGES, CLEAR_ACCESSED);
+    let left = family.states(0, PAGES, 0).into_iter();
+    assert!(left.eq((0..PAGES.into()).map(|page| expected(page) & DIRTY)), "only what was written is left");
+    assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
+    assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
+    family.turn_off();
+}
+
+#[test]
+fn accessed_pages_of_a_child_are_told_beside_written_ones() {
+    let _no_mistakes = beside_others();
+    run(2, tell_accessed);
+}
 
 /// The states of many pages are told piece by piece, because another vCPU's time flies.
 fn tell_in_pieces(simulation: &Simulation) {
