@@ -107,7 +107,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
     }
 
-    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared, as few pieces.
+    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared, in as few pieces as
+    /// possible.
     pub fn accessed(self, range: GpaRange, found: impl FnMut(GpaRange)) {
         let mut touched = Touched { walk: self, range, start: range.start, end: range.start, found };
         self.visit(range, &mut touched);
@@ -168,7 +169,7 @@ impl<F: Format, P: Pages, T: Tlb, C: FnMut(GpaRange)> Visitor for Finder<'_, F, 
     }
 }
 
-/// Finds leaves that were accessed: most of them, so those of one piece are told at once.
+/// Finds leaves that were accessed. Most leaves are, so neighbours are told as one piece.
 struct Touched<'a, F, P, T, C> {
     walk: Walk<'a, F, P, T>,
     range: GpaRange,

@@ -70,7 +70,7 @@ pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
 pub use ept::{Ept, EptOf};
 pub use fault::{Denial, Fault, Granularity};
 pub use format::{Format, PageTableEntry, Replace, Source};
-pub use marks::MarkWord;
+pub use marks::{MarkWord, words_of};
 pub use npt::{Iommu, Npt, NptOf};
 pub use pace::Pace;
 pub use pages::{Cell, Pages, Tlb};

@@ -97,7 +97,7 @@ impl Default for MarkWord {
 }
 
 /// The words that hold pages `range`, and the bits in each of them.
-pub(crate) fn words_of(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+pub fn words_of(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (range.start / 64..range.end.div_ceil(64)).filter_map(move |word| {
         let first = range.start.max(word * 64) - word * 64;
         let end = range.end.min(word * 64 + 64) - word * 64;

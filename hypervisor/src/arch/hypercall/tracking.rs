@@ -80,7 +80,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     while end < wanted.end && (end == first || !budget.is_third_spent()) {
         let slot = end & !(LARGE_PAGES - 1);
         let pages = end..wanted.end.min(slot + LARGE_PAGES);
-        let words = words_of(slot - start, LARGE_PAGES);
+        let words = numbers_of_words(slot - start, LARGE_PAGES);
         for (marks, number) in marks[words.clone()].iter_mut().zip(slot / PAGES_OF_A_WORD..) {
             *marks = MarkWord::of(child.written().word(number, store));
         }
@@ -108,7 +108,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         walk.touch(range);
     }
     if get.flags.contains(AccessStateFlags::CLEAR_DIRTY) && dirty.iter().any(|word| *word != 0) {
-        let words = words_of(0, end.next_multiple_of(LARGE_PAGES) - start);
+        let words = numbers_of_words(0, end.next_multiple_of(LARGE_PAGES) - start);
         let log = log_of(start, end.next_multiple_of(LARGE_PAGES) - start, &marks[words.clone()])?;
         let cleared = log.clear(walk, 0, &dirty[words]);
         if !mutants::is(Mutant::TrackedNotFlushed) {
@@ -123,7 +123,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
             marks[word].write(bit, || ());
         });
     }
-    let words = words_of(0, end.next_multiple_of(LARGE_PAGES) - start);
+    let words = numbers_of_words(0, end.next_multiple_of(LARGE_PAGES) - start);
     for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[words]) {
         if child.written().word(number, store) != marks.get() {
             child.written().set_word(number, marks.get(), store);
@@ -138,8 +138,8 @@ fn log_of(first: u64, count: u64, marks: &[MarkWord]) -> Result<DirtyLog<&[MarkW
     DirtyLog::new(slot, Source::Hardware, Policy::Adaptive, marks).ok_or(Status::InvalidParameter)
 }
 
-/// The words of `count` pages from bit `first` on.
-fn words_of(first: u64, count: u64) -> Range<usize> {
+/// The numbers of the words of `count` pages from bit `first` on.
+fn numbers_of_words(first: u64, count: u64) -> Range<usize> {
     let word = |page: u64| usize::try_from(page / PAGES_OF_A_WORD).unwrap_or(WORDS).min(WORDS);
     word(first)..word(first + count)
 }
@@ -153,7 +153,7 @@ fn tell(caller: &Caller<'_>, first: u64, count: u64, dirty: &Bits, accessed: &Bi
         let base = from & !(LARGE_PAGES - 1);
         let next = end.min(base + LARGE_PAGES);
         let mut told = [0; PIECE];
-        for (told, word) in told.chunks_exact_mut(OF_A_WORD).zip(words_of(base, LARGE_PAGES)) {
+        for (told, word) in told.chunks_exact_mut(OF_A_WORD).zip(numbers_of_words(base, LARGE_PAGES)) {
             told.copy_from_slice(&states(dirty[word], accessed[word]));
         }
         let [begin, end] = [from - base, next - base].map(|page| usize::try_from(page).unwrap_or(0));
@@ -178,11 +178,9 @@ fn states(dirty: u64, accessed: u64) -> [u8; OF_A_WORD] {
 
 /// Sets the bits of these pages.
 fn add(bits: &mut Bits, pages: Range<u64>) {
-    for word in pages.start / PAGES_OF_A_WORD..pages.end.div_ceil(PAGES_OF_A_WORD) {
-        let base = word * PAGES_OF_A_WORD;
-        let (first, end) = (pages.start.max(base) - base, pages.end.min(base + PAGES_OF_A_WORD) - base);
-        if let (true, Some(bits)) = (first < end, usize::try_from(word).ok().and_then(|word| bits.get_mut(word))) {
-            *bits |= u64::MAX >> (PAGES_OF_A_WORD - (end - first)) << first;
+    for (word, pages) in stage2::words_of(pages) {
+        if let Some(word) = bits.get_mut(word) {
+            *word |= pages;
         }
     }
 }
