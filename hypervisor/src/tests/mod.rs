@@ -60,7 +60,7 @@ const CHANGES: usize = 4;
 static SHARED_FRAMES: RwLock<()> = RwLock::new(());
 
 /// Keeps machines with planted mistakes from running.
-fn beside_others() -> RwLockReadGuard<'static, ()> {
+pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
     // A test that failed has broken nothing for the others.
     SHARED_FRAMES.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -356,7 +356,7 @@ impl Simulation {
     /// When all pCPUs sleep, no timer is going to wake one, and it is still not so.
     pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         loop {
-            // What looks may wake a pCPU, which may sleep again before it has looked.
+            // `is_so` may wake a pCPU, which may work and sleep again before `is_so` returns.
             let quiet = |machine: &Machine| machine.is_quiet().then(|| machine.hardware().wakes);
             let was_quiet = quiet(self.machine);
             if is_so() {
@@ -432,4 +432,22 @@ pub(super) fn word(hpa: u64) -> &'static AtomicU64 {
 /// The tag as the TLBs' model has it.
 pub(super) fn model_tag(tag: tlb_tag::Tag) -> Tag {
     Tag(tag.get())
+}
+
+/// Each look wakes a pCPU, and ends when that sleeps again.
+#[test]
+fn script_looks_again_if_a_pcpu_worked_while_it_looked() {
+    let _no_mistakes = crate::tests::beside_others();
+    run(1, |simulation| {
+        let looks = AtomicU64::new(0);
+        simulation.wait_until("the pCPU sleeps", || machine().all_sleep());
+        simulation.wait_until("it was looked at twice", || {
+            machine().kick(CpuId(1));
+            while !machine().all_sleep() {
+                point();
+                std::thread::yield_now();
+            }
+            looks.fetch_add(1, Ordering::Relaxed) == 1
+        });
+    });
 }
