@@ -15,10 +15,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::Verdict;
+use crate::affinity::{cpus, stay_on};
 use crate::interrupts::{Change, Interrupts};
 use crate::latencies::Latencies;
 use crate::memory::{Access, Region};
-use crate::options::{Options, cpus, stay_on};
+use crate::options::Options;
 
 pub(crate) const OPTIONS: [&str; 3] = ["--threads", "--calls", "--pages"];
 
@@ -59,12 +60,12 @@ fn measure(cpus: &[usize], calls: u32, pages: usize) -> io::Result<Latencies> {
             let (all_run, over) = (&all_run, &over);
             scope.spawn(move || {
                 // The thread is busy on any CPU; a CPU of its own only makes the result steadier.
-                let _ = stay_on(&[cpu]);
+                stay_on(&[cpu]);
                 all_run.wait();
                 compute_until(over);
             });
         }
-        let _ = stay_on(&cpus[..1]);
+        stay_on(&cpus[..1]);
         all_run.wait();
         let result = call(calls, pages);
         over.store(true, Ordering::Relaxed);

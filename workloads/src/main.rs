@@ -9,10 +9,12 @@
 //! * [`cut_off`]: the native cost of flushing pages, compared with flushing everything.
 //! * [`writer`]: writes to all of a large memory, and tells how fast.
 //! * [`interrupts`]: how the kernel flushed, from its own counts.
+//! * [`affinity`]: on which CPUs threads run.
 //!
 //! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 on
 //! success, 1 if an error was found, 2 for wrong arguments.
 
+mod affinity;
 mod compile;
 mod cut_off;
 mod interrupts;

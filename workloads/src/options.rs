@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use crate::affinity::cpus;
 
 /// The options that were given.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,19 +54,6 @@ impl Options {
     pub(crate) fn number_or_cpus(&self, name: &str) -> u32 {
         self.number(name, u32::try_from(cpus().len()).unwrap_or(u32::MAX))
     }
-}
-
-/// The CPUs that this program may use, in order. One, if the kernel does not say.
-pub(crate) fn cpus() -> Vec<usize> {
-    let Ok(set) = sched_getaffinity(None) else { return vec![0] };
-    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
-}
-
-/// Keeps this thread on these CPUs.
-pub(crate) fn stay_on(cpus: &[usize]) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    Ok(sched_setaffinity(None, &set)?)
 }
 
 #[cfg(test)]

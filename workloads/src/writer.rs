@@ -4,7 +4,6 @@
 //! looks for the last one, so a page that was lost, or is older than it was, is found.
 
 use std::io::Write as _;
-use std::slice;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -13,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::Verdict;
-use crate::options::{self, Options};
+use crate::affinity::{cpus, stay_on};
+use crate::options::Options;
 
 pub(crate) const OPTIONS: [&str; 4] = ["--mib", "--rate", "--threads", "--seconds"];
 
@@ -47,21 +47,25 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     let rate_of_one = f64::from(rate) * PAGES_OF_MIB as f64 / f64::from(threads);
 
     let shared = Shared::default();
-    // Who prints to a console may hold its CPU, with interrupts off, until the other side has read. So it has one of
-    // its own, if there are enough.
-    let cpus = options::cpus();
-    let (watching, writing) = cpus.split_last().filter(|(_, others)| others.len() >= threads as usize).unzip();
+    // A thread that prints to a console may hold its CPU, with interrupts off, until the host has read. So it has a CPU
+    // of its own, if there are enough.
+    let cpus = cpus();
+    let apart = cpus.split_last().filter(|(_, others)| others.len() >= threads as usize);
     let all_touched = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                stay_on(writing);
+                if let Some((_, writing)) = apart {
+                    stay_on(writing);
+                }
                 let memory = touched(share);
                 all_touched.wait();
                 write(&shared, memory, rate_of_one);
             });
         }
-        stay_on(watching.map(slice::from_ref));
+        if let Some((watching, _)) = apart {
+            stay_on(&[*watching]);
+        }
         all_touched.wait();
         let result = watch(&shared, Duration::from_secs(seconds.into()));
         shared.over.store(true, Ordering::Relaxed);
@@ -73,12 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     Ok(if wrong == 0 { Verdict::Right } else { Verdict::Wrong })
 }
 
-/// Keeps this thread on these CPUs. It works elsewhere too, if the kernel does not let it.
-fn stay_on(cpus: Option<&[usize]>) {
-    let _ = cpus.map(options::stay_on);
-}
-
-/// So many pages, each of which the kernel has given already: else the first pass would be about its page faults.
+/// So many pages. The kernel has mapped each of them already, or the first pass would measure its page faults.
 fn touched(pages: usize) -> Vec<u64> {
     let mut memory = vec![0; pages * WORDS];
     memory.iter_mut().step_by(WORDS).for_each(|word| *std::hint::black_box(word) = 0);
