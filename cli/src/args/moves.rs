@@ -7,15 +7,15 @@ A guest of QEMU writes to its memory and checks it, and moves to another host me
 are emulated machines with two CPUs, whose network cards are joined. On Dunlin each host's parent
 owns the card and runs QEMU with /dev/mshv, and guest-move moves the guest; on KVM each host is
 Debian's newest kernel for clouds, and QEMU moves the guest by itself. QEMU and the guest are the
-same. The two take turns. The hosts' clocks count instructions, one in 8 ns (QEMU's -icount), so a
-guest's speed does not depend on what else this computer does.
+same. The two take turns. The hosts' clocks count instructions, one in 8 ns (QEMU's -icount), so
+what else this computer does takes no time of a guest.
 
 The guest tells how many pages it has written in each 100 ms, before, while and after it moves. How
 long it stands still is the time from the source's QEMU that has stopped it to the target's QEMU
-that lets it go on, by the clock outside of both machines.
+that lets it go on, by the clock outside of both machines: what else this computer does adds to it.
 
-The summary comes first. 'make parent' must have been run. A pair takes a minute and
-a half, with more memory longer.
+The summary comes first. 'make parent' must have been run. A pair takes two and a half minutes, with
+more memory longer.
 
 Examples:
   dunlin bench move

@@ -128,8 +128,9 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
             let watch = Watch::start();
             let moved = pair.run(&source, &target).and_then(|said| {
                 Move::of(&said).map_err(|why| {
-                    let [source, target] = [&said.source, &said.target].map(|lines| host::last(lines));
-                    Failure::failed(format!("{why}\nthe source has said:\n{source}\nthe target has said:\n{target}"))
+                    let [source, target] = [("source", &said.source), ("target", &said.target)]
+                        .map(|(role, lines)| host::last(role, lines));
+                    Failure::failed(format!("{why}\n{source}\n{target}"))
                 })
             });
             match moved {

@@ -72,8 +72,18 @@ impl Pair {
         }
         let second = self.start(&folder.path().join("source"), source, &plug(""))?;
         let source = second.wait(self.limit);
-        let target = first.wait(if source.is_ok() { TARGET } else { Duration::ZERO });
-        Ok(Said { source: source?, target: target? })
+        let limit = if source.has_ended { TARGET } else { Duration::ZERO };
+        let target = first.wait(limit);
+        if source.has_ended && target.has_ended {
+            return Ok(Said { source: source.said, target: target.said });
+        }
+        let late = if source.has_ended {
+            format!("its target, {} s after the source has ended", TARGET.as_secs())
+        } else {
+            format!("its source, after {} s", self.limit.as_secs())
+        };
+        let heard = format!("{}\n{}", last("source", &source.said), last("target", &target.said));
+        Err(Failure::failed(format!("the move is not done: {late}\n{heard}")))
     }
 
     fn start(self, folder: &Path, script: &str, plug: &str) -> Result<Running, Failure> {
@@ -90,7 +100,7 @@ impl Pair {
         let has_ended = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&has_ended);
         let said = child.stdout.take().map(|stdout| thread::spawn(move || lines(stdout, &told)));
-        Ok(Running { child: Some(child), has_ended, said, name: format!("{script} on {}", self.host.name()) })
+        Ok(Running { child: Some(child), has_ended, said })
     }
 
     fn dunlin(self, folder: &Path, script: &str, devices: &[&str]) -> std::io::Result<Command> {
@@ -138,12 +148,18 @@ struct Running {
     /// Its script has, if not the host itself.
     has_ended: Arc<AtomicBool>,
     said: Option<JoinHandle<Vec<Line>>>,
-    name: String,
+}
+
+/// A host that has ended, or was ended.
+struct Ended {
+    /// Its script had, in time.
+    has_ended: bool,
+    said: Vec<Line>,
 }
 
 impl Running {
-    /// What it has printed, when it has ended.
-    fn wait(mut self, limit: Duration) -> Result<Vec<Line>, Failure> {
+    /// Waits until it has ended, for so long, and ends it.
+    fn wait(mut self, limit: Duration) -> Ended {
         const LOOK: Duration = Duration::from_millis(100);
         let until = Instant::now() + limit;
         let mut has_ended = false;
@@ -159,7 +175,7 @@ impl Running {
         }
         self.end();
         let said = self.said.take().and_then(|said| said.join().ok()).unwrap_or_default();
-        if has_ended { Ok(said) } else { Err(Failure::failed(hung(&self.name, limit, &said))) }
+        Ended { has_ended, said }
     }
 
     fn end(&mut self) {
@@ -180,16 +196,14 @@ impl Drop for Running {
     }
 }
 
-fn hung(name: &str, limit: Duration, said: &[Line]) -> String {
-    format!("{name}: not done after {} s; its last lines:\n{}", limit.as_secs(), last(said))
-}
-
-/// The last lines that are no speeds.
-pub(super) fn last(said: &[Line]) -> String {
+/// The last lines of a host, and how many of speeds there were.
+pub(super) fn last(role: &str, said: &[Line]) -> String {
     const LAST: usize = 16;
-    let lines = said.iter().filter(|line| !line.text.starts_with("writer "));
-    let last: Vec<&str> = lines.rev().take(LAST).map(|line| line.text.as_str()).collect();
-    last.into_iter().rev().collect::<Vec<_>>().join("\n")
+    let (speeds, others): (Vec<_>, Vec<_>) =
+        said.iter().map(|line| line.text.as_str()).partition(|text| text.starts_with("writer "));
+    let shown = &others[others.len().saturating_sub(LAST)..];
+    let begin = format!("the {role} said last, besides {} lines of speeds:", speeds.len());
+    [begin.as_str()].into_iter().chain(shown.iter().copied()).collect::<Vec<_>>().join("\n")
 }
 
 /// The last line of a script.
@@ -204,4 +218,19 @@ fn lines(stdout: impl Read, has_ended: &AtomicBool) -> Vec<Line> {
             has_ended.fetch_or(line.text == END, Ordering::Relaxed);
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_host_said_last_is_told_without_its_speeds() {
+        let texts = (0..20).map(|number| format!("step {number}")).chain(["writer windows=1 wrong=0".to_string()]);
+        let said: Vec<Line> = texts.map(|text| Line { at: Instant::now(), text }).collect();
+        let told = last("source", &said);
+        assert!(told.starts_with("the source said last, besides 1 lines of speeds:\nstep 4\n"), "{told}");
+        assert!(told.ends_with("\nstep 19"), "{told}");
+        assert_eq!(last("target", &[]), "the target said last, besides 0 lines of speeds:");
+    }
 }
