@@ -107,8 +107,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
     }
 
-    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared, in as few pieces as
-    /// possible.
+    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared: in as few pieces
+    /// as possible.
     pub fn accessed(self, range: GpaRange, found: impl FnMut(GpaRange)) {
         let mut touched = Touched { walk: self, range, start: range.start, end: range.start, found };
         self.visit(range, &mut touched);
