@@ -82,7 +82,11 @@ impl Pair {
         } else {
             format!("its source, after {} s", self.limit.as_secs())
         };
-        let heard = format!("{}\n{}", last("source", &source.said), last("target", &target.said));
+        let heard = [("source", &source.said), ("target", &target.said)].map(|(role, said)| {
+            let errors = std::fs::read_to_string(folder.path().join(role).join("errors")).unwrap_or_default();
+            format!("{}\n{}", last(role, said), printable(errors.trim_end()))
+        });
+        let heard = heard.join("\n");
         Err(Failure::failed(format!("the move is not done: {late}\n{heard}")))
     }
 
