@@ -144,6 +144,9 @@ fn run_loop<const SECOND_BACK_END: bool>(
                 }
             }
             Next::Yield => {
+                // The exit took the place of the guest's own PAUSE, which gives way to the other thread of a core. An
+                // emulator that runs its CPUs in turn goes to the next one.
+                core::hint::spin_loop();
                 if scheduler::yields(run.cpu) {
                     return RunEnd::Preempted;
                 }
