@@ -172,7 +172,7 @@ fn tell_accessed(simulation: &Simulation) {
     let is_written = |page: u64| last.contains(&page) && page.is_multiple_of(7);
     assert!((0..PAGES.into()).filter(|page| is_written(*page)).all(|page| family.write_as_guest(page)));
     let is_accessed = |page: u64| [&some, &all_of_a_word, &last].into_iter().any(|range| range.contains(&page));
-    let expected = |page: u64| u8::from(is_accessed(page)) * ACCESSED | u8::from(is_written(page)) * DIRTY;
+    let expected = |page: u64| (u8::from(is_accessed(page)) * ACCESSED) | (u8::from(is_written(page)) * DIRTY);
     // From each place in a word on.
     for first in 0..64 {
         let states = family.states(first, PAGES - 64, 0);
