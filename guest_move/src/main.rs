@@ -13,6 +13,7 @@
 //! * [`moving`]: the commands.
 
 mod guest;
+mod kicks;
 mod moving;
 mod peer;
 mod qmp;

@@ -19,11 +19,12 @@ use tempfile::TempDir;
 use twox_hash::XxHash64;
 
 use crate::guest::Guest;
+use crate::kicks::{self, Kicks};
 use crate::peer::{self, CANCELLED, HEADER, Listener, Speaker, VERSION, Word};
-use crate::qmp::{KICKS, Pace, Qmp};
+use crate::qmp::{Pace, Qmp};
 use crate::rcu::Hurry;
 use crate::state::{Needs, State};
-use crate::system::{self, PAGE, Process};
+use crate::system::{PAGE, Process};
 
 /// A guest of a QEMU.
 #[derive(Debug)]
@@ -504,9 +505,10 @@ pub(crate) fn save_vcpus(pid: u32, file: &Path, waits: bool) -> Result<Value> {
 /// Waits until a QEMU has ended. Meanwhile its vCPUs are kicked, because somebody is about to stop them.
 fn wait_for_end(pid: u32, cancelled: &AtomicBool) -> Result<()> {
     let process = Process::open(pid).with_context(|| format!("no process {pid}"))?;
-    while !process.ends_within(KICKS)? {
+    let mut kicks = Kicks::of(pid);
+    while !process.ends_within(kicks::PERIOD)? {
         ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
-        vcpu_threads(pid).for_each(|thread| system::kick(pid, thread));
+        kicks.kick(&vcpu_threads(pid).collect::<Vec<_>>());
     }
     Ok(())
 }

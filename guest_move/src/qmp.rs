@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::kicks::{self, Kicks};
 use crate::peer::CANCELLED;
-use crate::system;
 
 /// A QEMU.
 #[derive(Debug)]
@@ -68,9 +68,6 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often QEMU is asked whether it is done with something short.
 const PERIOD: Duration = Duration::from_millis(5);
-/// How often vCPUs are kicked when QEMU is about to stop them. It kicks each once, and a vCPU that handles an exit at
-/// that moment loses the kick. More often would cost more than it saves: each kick is an exit to QEMU.
-pub(crate) const KICKS: Duration = Duration::from_millis(100);
 
 impl Qmp {
     /// The QEMU that listens there, and has this number.
@@ -246,8 +243,9 @@ impl Qmp {
         self.kicks.get_or_insert_with(|| {
             let (until, ended) = channel::<()>();
             std::thread::spawn(move || {
-                while ended.recv_timeout(KICKS) == Err(RecvTimeoutError::Timeout) {
-                    threads.iter().for_each(|thread| system::kick(pid, *thread));
+                let mut kicks = Kicks::of(pid);
+                while ended.recv_timeout(kicks::PERIOD) == Err(RecvTimeoutError::Timeout) {
+                    kicks.kick(&threads);
                 }
             });
             until
