@@ -9,6 +9,11 @@ pub trait Store {
     /// Reads a word of a page.
     fn read(&self, page: u64, index: usize) -> u64;
 
+    /// Reads words of a page, from this one on.
+    fn read_words(&self, page: u64, index: usize, words: &mut [u64]) {
+        words.iter_mut().zip(index..).for_each(|(word, index)| *word = self.read(page, index));
+    }
+
     /// Writes a word of a page.
     fn write(&mut self, page: u64, index: usize, value: u64);
 

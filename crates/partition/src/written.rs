@@ -53,8 +53,25 @@ impl Written {
         Ok(())
     }
 
+    /// The bits of pages from `64 * first` on, as many as there are `words`.
+    pub fn words(&self, first: u64, words: &mut [u64], store: &impl Store) {
+        let mut rest = words;
+        let mut number = first;
+        while !rest.is_empty() {
+            // Those of one deposited page.
+            let count = usize::try_from(WORDS - number % WORDS).map_or(rest.len(), |count| count.min(rest.len()));
+            let (words, others) = rest.split_at_mut(count);
+            match self.place(number) {
+                Some((page, index)) => store.read_words(page, index, words),
+                None => words.fill(0),
+            }
+            rest = others;
+            number += count as u64;
+        }
+    }
+
     /// The bits of pages from `64 * number` on.
-    pub fn word(&self, number: u64, store: &impl Store) -> u64 {
+    fn word(&self, number: u64, store: &impl Store) -> u64 {
         self.place(number).map_or(0, |(page, index)| store.read(page, index))
     }
 
@@ -97,5 +114,39 @@ impl Written {
 
     fn position(&self, part: u64) -> Result<usize, usize> {
         self.parts.binary_search_by_key(&part, |(part, _)| *part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    /// A deposited page has its own number in all words, and the word's.
+    struct Numbered;
+
+    impl Store for Numbered {
+        fn read(&self, page: u64, index: usize) -> u64 {
+            page << 16 | index as u64
+        }
+
+        fn write(&mut self, _: u64, _: usize, _: u64) {}
+
+        fn clear(&mut self, _: u64) {}
+    }
+
+    #[test]
+    fn words_of_several_parts_are_those_of_each_and_none_where_no_memory_was_mapped() {
+        let written = Written { parts: vec![(0, 7), (1, 5), (3, 9)] };
+        for (first, count) in [(0, 1), (0, 2048), (500, 24), (511, 1), (512, 513), (1000, 600), (1030, 8), (2047, 9)] {
+            let mut words = vec![u64::MAX; count];
+            written.words(first, &mut words, &Numbered);
+            for (number, word) in (first..).zip(words) {
+                assert_eq!(word, written.word(number, &Numbered), "word {number} from {first}");
+            }
+        }
+        written.words(3, &mut [], &Numbered);
+        assert_eq!(written.word(513, &Numbered), 5 << 16 | 1);
+        assert_eq!(written.word(1024, &Numbered), 0);
     }
 }

@@ -358,16 +358,29 @@ impl Deposited<'_> {
     }
 
     fn word(&self, page: u64, index: usize) -> Option<&AtomicU64> {
-        let backing = &self.0.backing;
-        let Place { region, offset } = backing.find(page_of_number(page).ok()?)?;
-        let first = usize::try_from(offset / 8).ok()?;
-        backing.ram.run(region)?.words().get(first + index)
+        self.words(page, index).first()
+    }
+
+    /// Those of a page from `index` on, and the memory behind them. None, if there is no such page.
+    fn words(&self, page: u64, index: usize) -> &[AtomicU64] {
+        let words = || {
+            let backing = &self.0.backing;
+            let Place { region, offset } = backing.find(page_of_number(page).ok()?)?;
+            let first = usize::try_from(offset / 8).ok()?;
+            backing.ram.run(region)?.words().get(first + index..)
+        };
+        words().unwrap_or_default()
     }
 }
 
 impl Store for Deposited<'_> {
     fn read(&self, page: u64, index: usize) -> u64 {
         self.word(page, index).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn read_words(&self, page: u64, index: usize, words: &mut [u64]) {
+        words.fill(0);
+        words.iter_mut().zip(self.words(page, index)).for_each(|(copy, word)| *copy = word.load(Ordering::Relaxed));
     }
 
     fn write(&mut self, page: u64, index: usize, value: u64) {

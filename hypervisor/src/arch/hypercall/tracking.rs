@@ -69,6 +69,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     let start = first & !(LARGE_PAGES - 1);
     let most = wanted.end.next_multiple_of(LARGE_PAGES) - start;
     pages_from(start, most).ok_or(Status::InvalidParameter)?;
+    let mut before: Bits = [0; WORDS];
     let mut marks: [MarkWord; WORDS] = core::array::from_fn(|_| MarkWord::new());
 
     let memory = &vm.memory;
@@ -81,8 +82,9 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         let slot = end & !(LARGE_PAGES - 1);
         let pages = end..wanted.end.min(slot + LARGE_PAGES);
         let words = numbers_of_words(slot - start, LARGE_PAGES);
-        for (marks, number) in marks[words.clone()].iter_mut().zip(slot / PAGES_OF_A_WORD..) {
-            *marks = MarkWord::of(child.written().word(number, store));
+        child.written().words(slot / PAGES_OF_A_WORD, &mut before[words.clone()], store);
+        for (marks, bits) in marks[words.clone()].iter_mut().zip(&before[words.clone()]) {
+            *marks = MarkWord::of(*bits);
         }
         let log = log_of(slot, LARGE_PAGES, &marks[words.clone()])?;
         log.get(walk, 0, &mut dirty[words]);
@@ -94,9 +96,11 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     }
     let pages = first..end;
     let count = end - first;
+    // The words of all large pages that were looked at, of which the first and the last may be asked for in part.
+    let words = numbers_of_words(0, end.next_multiple_of(LARGE_PAGES) - start);
     let mut told: Bits = [0; WORDS];
     add(&mut told, pages.start - start..pages.end - start);
-    dirty.iter_mut().zip(&told).for_each(|(dirty, told)| *dirty &= told);
+    dirty[words.clone()].iter_mut().zip(&told).for_each(|(dirty, told)| *dirty &= told);
     let range = pages_from(first, count).ok_or(Status::InvalidParameter)?;
 
     tell(caller, first - start, count, &dirty, &accessed)?;
@@ -107,10 +111,9 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     if get.flags.contains(AccessStateFlags::SET_ACCESSED) {
         walk.touch(range);
     }
-    if get.flags.contains(AccessStateFlags::CLEAR_DIRTY) && dirty.iter().any(|word| *word != 0) {
-        let words = numbers_of_words(0, end.next_multiple_of(LARGE_PAGES) - start);
+    if get.flags.contains(AccessStateFlags::CLEAR_DIRTY) && dirty[words.clone()].iter().any(|word| *word != 0) {
         let log = log_of(start, end.next_multiple_of(LARGE_PAGES) - start, &marks[words.clone()])?;
-        let cleared = log.clear(walk, 0, &dirty[words]);
+        let cleared = log.clear(walk, 0, &dirty[words.clone()]);
         if !mutants::is(Mutant::TrackedNotFlushed) {
             let _told = cleared.flush(&tlbs, walking, memory.dirty_state().walkers());
             // Words that emulators have found count as written once, when they are found: see `Visit::find_word`.
@@ -123,9 +126,8 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
             marks[word].write(bit, || ());
         });
     }
-    let words = numbers_of_words(0, end.next_multiple_of(LARGE_PAGES) - start);
-    for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[words]) {
-        if child.written().word(number, store) != marks.get() {
+    for ((number, before), marks) in (start / PAGES_OF_A_WORD..).zip(&before[words.clone()]).zip(&marks[words]) {
+        if *before != marks.get() {
             child.written().set_word(number, marks.get(), store);
         }
     }
@@ -165,15 +167,25 @@ fn tell(caller: &Caller<'_>, first: u64, count: u64, dirty: &Bits, accessed: &Bi
 
 /// The states of the pages of a word. Most often all are the same.
 fn states(dirty: u64, accessed: u64) -> [u8; OF_A_WORD] {
-    let accessed_alone = AccessState::ACCESSED.bits();
-    match (dirty, accessed) {
-        (0, 0) => [0; _],
-        (0, u64::MAX) => [accessed_alone; _],
-        _ => core::array::from_fn(|page| {
-            let state = |bits: u64, state: AccessState| (bits >> page & 1) as u8 * state.bits();
-            state(dirty, AccessState::DIRTY) | state(accessed, AccessState::ACCESSED)
-        }),
+    let (as_dirty, as_accessed) = (AccessState::DIRTY.bits(), AccessState::ACCESSED.bits());
+    let (dirty, accessed) = (dirty.to_le_bytes(), accessed.to_le_bytes());
+    if [dirty, accessed].iter().all(|bytes| matches!(u64::from_le_bytes(*bytes), 0 | u64::MAX)) {
+        return [(dirty[0] & as_dirty) | (accessed[0] & as_accessed); _];
     }
+    let mut states = [0; _];
+    for (states, (dirty, accessed)) in states.chunks_exact_mut(8).zip(dirty.into_iter().zip(accessed)) {
+        let eight = (spread(dirty) * u64::from(as_dirty)) | (spread(accessed) * u64::from(as_accessed));
+        states.copy_from_slice(&eight.to_le_bytes());
+    }
+    states
+}
+
+/// A byte for each bit, that of bit 0 the lowest: 1 if it is set.
+fn spread(bits: u8) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    // Bit n alone in byte n, and then a carry into that byte's bit 7.
+    let own = (u64::from(bits) * ONES) & 0x8040_2010_0804_0201;
+    ((own + 0x7f * ONES) >> 7) & ONES
 }
 
 /// Sets the bits of these pages.
@@ -189,4 +201,26 @@ fn add(bits: &mut Bits, pages: Range<u64>) {
 fn place(page: u64) -> (usize, u64) {
     let word = usize::try_from(page / PAGES_OF_A_WORD).unwrap_or(WORDS - 1).min(WORDS - 1);
     (word, 1 << (page % PAGES_OF_A_WORD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_page_of_a_word_has_the_state_of_its_bits() {
+        let words = [0, 1, 1 << 63, u64::MAX, 0x8000_0000_0000_0001, 0x0123_4567_89ab_cdef, u64::MAX << 1];
+        let all_bytes = (0..=u8::MAX).map(|byte| u64::from(byte) << 24);
+        let words: Vec<u64> = words.into_iter().chain(all_bytes).collect();
+        for dirty in &words {
+            for accessed in &words {
+                for (page, state) in states(*dirty, *accessed).into_iter().enumerate() {
+                    let state = AccessState::from_bits_retain(state);
+                    assert_eq!(state.contains(AccessState::DIRTY), dirty >> page & 1 == 1);
+                    assert_eq!(state.contains(AccessState::ACCESSED), accessed >> page & 1 == 1);
+                    assert_eq!(state.bits() & !AccessState::all().bits(), 0);
+                }
+            }
+        }
+    }
 }
