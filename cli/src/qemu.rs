@@ -45,6 +45,8 @@ pub(crate) struct Qemu {
     program: PathBuf,
     /// Its version, as it writes it.
     pub(crate) version: String,
+    /// Its first two numbers.
+    pub(crate) number: (u32, u32),
 }
 
 impl Qemu {
@@ -73,7 +75,7 @@ impl Qemu {
             let what = format!("QEMU: '{shown}' is version {version}; at least {}.{} is needed", OLDEST.0, OLDEST.1);
             return Err(bad(what).help(install));
         }
-        Ok(Self { program, version })
+        Ok(Self { program, version, number })
     }
 }
 
@@ -423,7 +425,7 @@ mod tests {
 
     #[test]
     fn command_line_survives_a_shell() {
-        let qemu = Qemu { program: "/opt/my qemu".into(), version: String::new() };
+        let qemu = Qemu { program: "/opt/my qemu".into(), version: String::new(), number: (7, 2) };
         let line = quoted(&qemu, &["-append".into(), "it's".into(), "a,b=c".into(), "".into()]);
         assert_eq!(line, r"'/opt/my qemu' -append 'it'\''s' a,b=c ''");
     }

@@ -145,15 +145,7 @@ enum Outcome {
 
 /// Runs all steps, or those named. With `--qemu WHICH` the short list of system tests, with that QEMU.
 pub(crate) fn run(places: &Places, words: &[String]) -> Result<ExitCode> {
-    let mut words = words.iter();
-    let (mut names, mut qemu) = (Vec::new(), None);
-    while let Some(word) = words.next() {
-        match word.strip_prefix("--qemu") {
-            Some("") => qemu = Some(words.next().map_or("", String::as_str)),
-            Some(joined) if joined.starts_with('=') => qemu = Some(&joined[1..]),
-            _ => names.push(word),
-        }
-    }
+    let (qemu, names) = other_qemu::named(words);
     let Some(qemu) = qemu else { return run_steps(places, &names) };
     if names.first().is_none_or(|name| *name != "system") {
         bail!("--qemu goes with the step `system`: `cargo xtask test system --qemu {qemu} [TEST..]`");

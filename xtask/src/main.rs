@@ -87,6 +87,7 @@ cargo xtask COMMAND
                  a short list of some minutes, or the files TEST.., or `all`
   bochs [ARGS]   build, then run hypervisor and guests on Bochs, a second emulator of AMD SVM (`bochs --help`)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
+                 (`--qemu 10|11|FOLDER`: with another QEMU, as for `test system`)
   house          only the house checks
   figures        renew the instructions per exit in documents, from docs/exits*.toml
 ";
@@ -185,9 +186,12 @@ fn image(places: &Places, rest: &[String]) -> Result<()> {
 }
 
 /// Builds the needs of `dunlin bench` and replaces this process with it. Without arguments it measures everything.
-fn bench(places: &Places, rest: &[String]) -> Result<()> {
+fn bench(places: &Places, words: &[String]) -> Result<()> {
+    let (qemu, rest) = other_qemu::named(words);
+    let path = qemu.map(other_qemu::path).transpose()?;
+    let rest: Vec<String> = rest.into_iter().cloned().collect();
     let is_all = rest.first().is_none_or(|word| word == "all");
-    let arch = arch_of(rest)?;
+    let arch = arch_of(&rest)?;
     if is_all || arch == Arch::X86_64 {
         artifacts::build(places, Wanted::ForDefaultVm)?;
     }
@@ -201,7 +205,7 @@ fn bench(places: &Places, rest: &[String]) -> Result<()> {
         workloads::build(places)?;
     }
     let mut command = Command::new(places.tool());
-    command.arg("bench");
+    command.arg("bench").envs(path.map(|path| ("PATH", path)));
     if rest.is_empty() {
         let results = places.target.join("bench");
         std::fs::create_dir_all(&results).with_context(|| format!("cannot make {}", results.display()))?;

@@ -1,10 +1,11 @@
-//! `cargo xtask test system --qemu WHICH`: system tests with another QEMU than this machine's.
+//! `--qemu WHICH`: `cargo xtask test system` and `cargo xtask bench` with another QEMU than this machine's.
 //!
-//! The system tests take the QEMU that is first in PATH, so the other one is put there. Without names a short list of
-//! tests runs, a few minutes long. It covers what depends on QEMU: boots on both architectures and by each loader,
+//! They take the QEMU that is first in PATH, so the other one is put there. Without names a short list of system tests
+//! runs, a few minutes long. It covers what depends on QEMU: boots on both architectures and by each loader,
 //! consoles, exits, flushes, tags, dirty logs, QEMU's SVM and EL2, guests and devices that misbehave.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -68,8 +69,7 @@ pub(crate) fn run(places: &Places, which: &str, names: &[&str]) -> Result<ExitCo
     let version = Command::new(folder.join("qemu-system-x86_64")).arg("--version").output()?;
     let version = String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default().to_string();
     println!("{version}");
-    let usual = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths(std::iter::once(folder).chain(env::split_paths(&usual)))?;
+    let path = path_with(folder)?;
     let mut table = String::new();
     let mut all_passed = true;
     for (file, words) in chosen(names) {
@@ -109,6 +109,29 @@ fn impossible(version: &str) -> impl Iterator<Item = &'static Impossible> {
 }
 
 /// The folder with the programs of this QEMU: a version that Debian has, or a folder.
+/// The word after `--qemu`, and all other words.
+pub(crate) fn named(words: &[String]) -> (Option<&str>, Vec<&String>) {
+    let (mut rest, mut words, mut qemu) = (Vec::new(), words.iter(), None);
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--qemu") {
+            Some("") => qemu = Some(words.next().map_or("", String::as_str)),
+            Some(joined) if joined.starts_with('=') => qemu = Some(&joined[1..]),
+            _ => rest.push(word),
+        }
+    }
+    (qemu, rest)
+}
+
+/// PATH, with the QEMU of the name `which` before this machine's.
+pub(crate) fn path(which: &str) -> Result<OsString> {
+    path_with(folder_of(which)?)
+}
+
+fn path_with(folder: PathBuf) -> Result<OsString> {
+    let usual = env::var_os("PATH").unwrap_or_default();
+    Ok(env::join_paths(std::iter::once(folder).chain(env::split_paths(&usual)))?)
+}
+
 fn folder_of(which: &str) -> Result<PathBuf> {
     Ok(match which {
         "10" => QEMU_10.unpack()?.programs(),
@@ -123,7 +146,16 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use super::{IMPOSSIBLE, SHORT, chosen};
+    use super::{IMPOSSIBLE, SHORT, chosen, named};
+
+    #[test]
+    fn qemu_is_named_by_the_word_after_its_option_or_within_it() {
+        let words = |words: &str| words.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(named(&words("move --qemu 11 --pairs 2")), (Some("11"), words("move --pairs 2").iter().collect()));
+        assert_eq!(named(&words("--qemu=/some/where")), (Some("/some/where"), Vec::new()));
+        assert_eq!(named(&words("system --qemu")).0, Some(""));
+        assert_eq!(named(&words("move --qemus 11")), (None, words("move --qemus 11").iter().collect()));
+    }
 
     /// The source of a file of system tests.
     fn source(file: &str) -> String {

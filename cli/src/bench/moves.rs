@@ -16,7 +16,9 @@ use super::parent::Host;
 use super::target::{Goal, Target};
 use super::{Spread, progress};
 use crate::args::MoveBenchArgs;
+use crate::config::Arch;
 use crate::failure::Failure;
+use crate::qemu::Qemu;
 use crate::records::{Class, Log};
 use host::Pair;
 use outcome::{Move, WINDOW};
@@ -117,6 +119,7 @@ impl Moves {
 pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
     let mut all = [Host::Dunlin, Host::Kvm].map(|host| Moves { host, moves: Vec::new() });
     let mut failed = Vec::new();
+    let qemu = Qemu::find(Arch::X86_64, None)?;
     let words = format!("{} {} {}", args.vcpus, args.memory, args.rate);
     let source = format!("parent-bench move-source {words}{}", if args.slow_down { " slow-down" } else { "" });
     let target = format!("parent-bench move-target {words}");
@@ -146,15 +149,24 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
             }
         }
     }
-    Ok(report(args, log, &all, &failed))
+    Ok(report(args, log, &qemu, &all, &failed))
+}
+
+/// The first QEMU that gives each CPU its part of the time until the next timer, if its clock counts instructions.
+/// Before, the first CPU that has work may take all of it, again and again.
+const FAIR: (u32, u32) = (8, 1);
+
+fn is_fair(qemu: &Qemu) -> bool {
+    qemu.number >= FAIR
 }
 
 /// Prints everything, the summary first. The status is 1 if a goal is missed or a move has failed.
-fn report(args: &MoveBenchArgs, log: &Log, all: &[Moves; 2], failed: &[String]) -> u8 {
+fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed: &[String]) -> u8 {
     let [dunlin, kvm] = all;
     let targets: Vec<Target> = ROWS.iter().filter_map(|row| target(row, dunlin, kvm)).collect();
     targets.iter().for_each(|target| target.record(log));
     if args.json {
+        println!("{}", json!({ "part": "emulator", "qemu": qemu.version, "takes_turns_fairly": is_fair(qemu) }));
         for row in &ROWS {
             let spread = |moves: &Moves| moves.spread(row).map(Spread::json);
             let line = json!({ "part": "row", "emulated": true, "what": row.what, "unit": row.unit,
@@ -173,7 +185,8 @@ fn report(args: &MoveBenchArgs, log: &Log, all: &[Moves; 2], failed: &[String]) 
         failed.iter().for_each(|why| println!("{}", json!({ "part": "failure", "why": why })));
     } else {
         let met = targets.iter().filter(|target| target.met == Some(true)).count();
-        println!("Moves between two hosts, both emulated: {met} of {} goals are met.", targets.len());
+        let version = &qemu.version;
+        println!("Moves between two hosts, both emulated by QEMU {version}: {met} of {} goals are met.", targets.len());
         targets.iter().for_each(|target| println!("{target}"));
         println!("\n{:40} {:>26} {:>26}", "median (least-greatest)", "Dunlin", "KVM");
         for row in &ROWS {
@@ -186,6 +199,13 @@ fn report(args: &MoveBenchArgs, log: &Log, all: &[Moves; 2], failed: &[String]) 
             moves.iter().for_each(|moved| println!("{:8} {}", host.name(), moved.picture()));
         }
         failed.iter().for_each(|why| println!("\nfailed: {why}"));
+        if !is_fair(qemu) {
+            let (major, minor) = FAIR;
+            println!(
+                "\nThe worst 100 ms are this QEMU's: before {major}.{minor}, a host's CPU that has to wait for its turn can wait \
+                 for 100 ms. 'cargo xtask bench --qemu 11 move' fetches a newer one."
+            );
+        }
     }
     u8::from(!failed.is_empty() || targets.iter().any(|target| target.met != Some(true)))
 }
