@@ -1,19 +1,20 @@
-//! Kicks for vCPUs that QEMU is about to stop.
+//! Kicks for vCPUs that QEMU waits for.
 //!
-//! QEMU kicks each vCPU once, and one that handles an exit at that moment loses the kick: then QEMU waits for ever. So
-//! they are kicked again and again. But a kicked vCPU cannot go on before it has had QEMU's lock, and QEMU holds that
-//! while it reads the log of written pages: kicks then stop the whole guest for as long. A QEMU that waits for a vCPU
-//! sleeps, so there are no kicks while it works.
+//! QEMU kicks each vCPU once to stop it, and one that handles an exit at that moment loses the kick: then QEMU waits
+//! for ever. So the vCPUs are kicked as long as QEMU waits. Not more often: a kicked vCPU cannot go on before it has
+//! had QEMU's lock, and QEMU holds that while it reads the log of written pages, which would stop the whole guest for
+//! as long.
 
+use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::system;
 
-/// How often vCPUs are kicked. More often would cost more than it saves: each kick is an exit to QEMU.
-pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-/// A QEMU that works for longer gets its kick nevertheless: it may be one that never sleeps.
+/// How often somebody looks whether QEMU waits.
+pub(crate) const PERIOD: Duration = Duration::from_millis(10);
+/// After so long without a kick there is one whether QEMU seems to wait or not: another QEMU may wait in another way.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Whoever kicks the vCPUs of a QEMU.
@@ -21,24 +22,67 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(crate) struct Kicks {
     /// QEMU's number.
     pid: u32,
-    /// When there was a kick for the last time, or a reason for none.
+    /// Its threads that may stop vCPUs, by their folders: all that were seen, and whether each may.
+    threads: HashMap<PathBuf, bool>,
+    /// What QEMU has waited for at the last look.
+    waited: Option<String>,
+    /// When there was a kick for the last time.
     last: Instant,
+}
+
+/// What a thread does, by `/proc/PID/task/TID/syscall`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Doing {
+    /// It runs, or is in a call of a device.
+    Works,
+    /// It waits for another thread without a limit, at this address.
+    Waits(String),
+    /// It waits for anything else.
+    Sleeps,
 }
 
 impl Kicks {
     pub(crate) fn of(pid: u32) -> Self {
-        Self { pid, last: Instant::now() }
+        Self { pid, threads: HashMap::new(), waited: None, last: Instant::now() }
     }
 
-    /// Kicks these threads, which run vCPUs, unless QEMU works. Call it each [`PERIOD`].
-    pub(crate) fn kick(&mut self, vcpus: &[u32]) {
-        if self.is_due(works(Path::new(&format!("/proc/{}/task", self.pid)), vcpus), Instant::now()) {
-            vcpus.iter().for_each(|thread| system::kick(self.pid, *thread));
+    /// Kicks these threads, which run vCPUs, if QEMU waits for one. Call it each [`PERIOD`].
+    pub(crate) fn kick(&mut self, vcpus: impl Iterator<Item = u32>) {
+        let doing = self.look(Path::new(&format!("/proc/{}/task", self.pid)));
+        if self.is_due(&doing, Instant::now()) {
+            vcpus.for_each(|thread| system::kick(self.pid, thread));
         }
     }
 
-    fn is_due(&mut self, works: bool, now: Instant) -> bool {
-        let is_due = !works || now - self.last >= LONGEST;
+    /// What the threads do that may stop vCPUs: the first one, at a command, and that of a migration, at its end.
+    fn look(&mut self, tasks: &Path) -> Vec<Doing> {
+        let folders = fs::read_dir(tasks).into_iter().flatten().flatten();
+        let mut folders: Vec<PathBuf> = folders.map(|task| task.path()).collect();
+        self.threads.retain(|folder, _| folders.contains(folder));
+        folders.retain(|folder| !self.threads.contains_key(folder));
+        let name = |folder: &Path| fs::read_to_string(folder.join("comm")).unwrap_or_default();
+        let first = tasks.join(self.pid.to_string());
+        let usual = name(&first);
+        for folder in folders {
+            let (is_first, name) = (folder == first, name(&folder));
+            // One that has just begun gives itself its name.
+            if is_first || name != usual {
+                self.threads.insert(folder, is_first || name.starts_with("mig"));
+            }
+        }
+        let stoppers = self.threads.iter().filter(|(_, may)| **may);
+        stoppers.map(|(folder, _)| doing(&fs::read_to_string(folder.join("syscall")).unwrap_or_default())).collect()
+    }
+
+    /// QEMU waits if a thread has done so at the last look, too, and none works.
+    fn is_due(&mut self, doing: &[Doing], now: Instant) -> bool {
+        let works = doing.contains(&Doing::Works);
+        let waits = doing.iter().find_map(|doing| match doing {
+            Doing::Waits(address) if !works => Some(address.clone()),
+            _ => None,
+        });
+        let is_due = waits.is_some() && waits == self.waited || now - self.last >= LONGEST;
+        self.waited = waits;
         if is_due {
             self.last = now;
         }
@@ -46,61 +90,116 @@ impl Kicks {
     }
 }
 
-/// Whether any thread but these runs, or wants to: `tasks` has a folder for each.
-fn works(tasks: &Path, vcpus: &[u32]) -> bool {
-    let mut others = fs::read_dir(tasks).into_iter().flatten().flatten().filter(|task| {
-        let number = task.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
-        number.is_none_or(|number| !vcpus.contains(&number))
-    });
-    // The state comes after the name in brackets, which may have any letter in it (proc_pid_stat(5)).
-    others.any(|task| {
-        fs::read_to_string(task.path().join("stat"))
-            .is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R')))
-    })
+/// What a line of the kernel means: the number of a system call and its arguments, or that the thread runs
+/// (proc_pid_syscall(5)).
+fn doing(line: &str) -> Doing {
+    let mut words = line.split_whitespace();
+    let call: Option<libc::c_long> = words.next().and_then(|word| word.parse().ok());
+    let arguments: Vec<&str> = words.collect();
+    match call {
+        None if line.starts_with("running") => Doing::Works,
+        Some(libc::SYS_ioctl) => Doing::Works,
+        // The fourth argument is the limit (futex(2)).
+        Some(libc::SYS_futex) if arguments.get(3) == Some(&"0x0") => Doing::Waits(arguments[0].to_string()),
+        _ => Doing::Sleeps,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn waits(address: &str) -> Doing {
+        Doing::Waits(address.to_string())
+    }
+
     #[test]
-    fn qemu_that_sleeps_is_kicked_each_time_and_one_that_works_after_a_long_while() {
+    fn qemu_that_waits_at_two_looks_is_kicked_and_any_other_after_a_long_while() {
         let began = Instant::now();
-        let mut kicks = Kicks { pid: 0, last: began };
-        assert!(kicks.is_due(false, began + PERIOD));
-        assert!(kicks.is_due(false, began + 2 * PERIOD));
-        let asleep = began + 2 * PERIOD;
-        assert!(!kicks.is_due(true, asleep + PERIOD));
-        assert!(!kicks.is_due(true, asleep + LONGEST - PERIOD));
-        assert!(kicks.is_due(true, asleep + LONGEST));
-        assert!(!kicks.is_due(true, asleep + LONGEST + PERIOD));
-        assert!(kicks.is_due(false, asleep + LONGEST + 2 * PERIOD));
-    }
-
-    #[test]
-    fn only_threads_that_run_no_vcpu_count_as_work() {
-        let tasks = tempfile::tempdir().expect("can be made");
-        for (thread, stat) in [
-            (10, "10 (qemu-system-x86) S 1 10"),
-            (11, "11 (CPU 0/MSHV) R 1 10"),
-            (12, "12 (mig) R (x) S 1 10"),
-            (13, "13 (ended) Z"),
-        ] {
-            let folder = tasks.path().join(thread.to_string());
-            fs::create_dir(&folder).expect("is not there");
-            fs::write(folder.join("stat"), stat).expect("can be written");
+        let mut kicks = Kicks::of(1);
+        kicks.last = began;
+        let looks: [(&[Doing], bool); 12] = [
+            (&[Doing::Sleeps], false),
+            (&[Doing::Sleeps, waits("0x1")], false),
+            (&[Doing::Sleeps, waits("0x1")], true),
+            (&[Doing::Sleeps, waits("0x1")], true),
+            (&[Doing::Sleeps, waits("0x2")], false),
+            (&[Doing::Works, waits("0x2")], false),
+            (&[waits("0x2"), Doing::Sleeps], false),
+            (&[waits("0x2"), Doing::Sleeps], true),
+            (&[waits("0x2"), Doing::Works], false),
+            (&[Doing::Works], false),
+            (&[], false),
+            (&[waits("0x2")], false),
+        ];
+        let mut now = began;
+        for (doing, is_due) in looks {
+            now += PERIOD;
+            assert_eq!(kicks.is_due(doing, now), is_due, "{doing:?}");
         }
-        assert!(!works(tasks.path(), &[11]));
-        assert!(works(tasks.path(), &[]));
-        assert!(works(tasks.path(), &[10, 12]));
-        fs::write(tasks.path().join("10/stat"), "10 (a) b) R 1 10").expect("is there");
-        assert!(works(tasks.path(), &[11]));
-        assert!(!works(Path::new("/nowhere/at/all"), &[]));
+        let kicked = began + 8 * PERIOD;
+        assert!(!kicks.is_due(&[Doing::Works], kicked + LONGEST - PERIOD));
+        assert!(kicks.is_due(&[Doing::Works], kicked + LONGEST));
+        assert!(!kicks.is_due(&[Doing::Works], kicked + LONGEST + PERIOD));
     }
 
     #[test]
-    fn thread_of_this_process_that_computes_is_seen() {
-        let tasks = Path::new("/proc/self/task");
-        assert!(works(tasks, &[]), "this thread runs");
+    fn lines_of_the_kernel_are_understood() {
+        for (line, meant) in [
+            ("running\n", Doing::Works),
+            (&format!("{} 0x10 0xb807 0x0 0x0 0x0 0x0 0x7ff 0x7ff\n", libc::SYS_ioctl), Doing::Works),
+            (&format!("{} 0x5581 0x189 0x1 0x0 0x0 0xffffffff 0x7ff 0x7ff\n", libc::SYS_futex), waits("0x5581")),
+            (&format!("{} 0x5581 0x189 0x1 0x7ffe 0x0 0xffffffff 0x7ff 0x7ff", libc::SYS_futex), Doing::Sleeps),
+            (&format!("{} 0x3 0x7ffe 0x0 0x0 0x8 0x0 0x7ff 0x7ff", libc::SYS_ppoll), Doing::Sleeps),
+            ("-1 0x7ffe 0x7fff", Doing::Sleeps),
+            ("", Doing::Sleeps),
+        ] {
+            assert_eq!(doing(line), meant, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn first_thread_and_that_of_a_migration_are_looked_at_as_long_as_they_are_there() {
+        let tasks = tempfile::tempdir().expect("can be made");
+        let thread = |number: u32, name: &str, call: &str| {
+            let folder = tasks.path().join(number.to_string());
+            fs::create_dir_all(&folder).expect("can be made");
+            fs::write(folder.join("comm"), name).expect("can be written");
+            fs::write(folder.join("syscall"), call).expect("can be written");
+        };
+        let futex = format!("{} 0xa0 0x189 0x1 0x0 0x0 0xffffffff 0x7ff 0x7ff\n", libc::SYS_futex);
+        thread(1, "qemu-system-x86\n", "running\n");
+        thread(2, "call_rcu\n", &futex);
+        thread(5, "qemu-system-x86\n", &futex);
+        thread(3, "CPU 0/MSHV\n", "running\n");
+        let mut kicks = Kicks::of(1);
+        assert_eq!(kicks.look(tasks.path()), [Doing::Works]);
+        thread(1, "qemu-system-x86\n", "271 0x1");
+        thread(5, "mig/src/main\n", &futex);
+        let mut seen = kicks.look(tasks.path());
+        seen.sort_by_key(|doing| *doing == Doing::Sleeps);
+        assert_eq!(seen, [waits("0xa0"), Doing::Sleeps]);
+        fs::remove_dir_all(tasks.path().join("5")).expect("is there");
+        assert_eq!(kicks.look(tasks.path()), [Doing::Sleeps]);
+        assert_eq!(kicks.look(Path::new("/nowhere/at/all")), []);
+    }
+
+    #[test]
+    fn thread_that_waits_for_another_is_seen_to_wait() {
+        let (ended, wait) = std::sync::mpsc::channel::<()>();
+        let waiter = std::thread::Builder::new().name("waits".to_string()).spawn(move || wait.recv());
+        let is_it = |folder: &PathBuf| fs::read_to_string(folder.join("comm")).is_ok_and(|name| name == "waits\n");
+        let call = || {
+            let threads = fs::read_dir("/proc/self/task").expect("is there").flatten().map(|task| task.path());
+            threads.into_iter().find(is_it).and_then(|folder| fs::read_to_string(folder.join("syscall")).ok())
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while !call().is_some_and(|call| matches!(doing(&call), Doing::Waits(_))) {
+            assert!(Instant::now() < until, "it waits");
+            std::thread::sleep(PERIOD);
+        }
+        drop(ended);
+        let heard = waiter.expect("can be started").join().expect("it ends");
+        assert!(heard.is_err(), "nobody has said anything");
     }
 }

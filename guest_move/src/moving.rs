@@ -508,7 +508,7 @@ fn wait_for_end(pid: u32, cancelled: &AtomicBool) -> Result<()> {
     let mut kicks = Kicks::of(pid);
     while !process.ends_within(kicks::PERIOD)? {
         ensure!(!cancelled.load(Ordering::Relaxed), CANCELLED);
-        kicks.kick(&vcpu_threads(pid).collect::<Vec<_>>());
+        kicks.kick(vcpu_threads(pid));
     }
     Ok(())
 }

@@ -245,7 +245,7 @@ impl Qmp {
             std::thread::spawn(move || {
                 let mut kicks = Kicks::of(pid);
                 while ended.recv_timeout(kicks::PERIOD) == Err(RecvTimeoutError::Timeout) {
-                    kicks.kick(&threads);
+                    kicks.kick(threads.iter().copied());
                 }
             });
             until
