@@ -108,7 +108,6 @@ fn impossible(version: &str) -> impl Iterator<Item = &'static Impossible> {
     IMPOSSIBLE.iter().filter(move |test| test.versions.iter().any(|version| number.starts_with(version)))
 }
 
-/// The folder with the programs of this QEMU: a version that Debian has, or a folder.
 /// The word after `--qemu`, and all other words.
 pub(crate) fn named(words: &[String]) -> (Option<&str>, Vec<&String>) {
     let (mut rest, mut words, mut qemu) = (Vec::new(), words.iter(), None);
@@ -132,6 +131,7 @@ fn path_with(folder: PathBuf) -> Result<OsString> {
     Ok(env::join_paths(std::iter::once(folder).chain(env::split_paths(&usual)))?)
 }
 
+/// The folder with the programs of this QEMU: a version that Debian has, or a folder.
 fn folder_of(which: &str) -> Result<PathBuf> {
     Ok(match which {
         "10" => QEMU_10.unpack()?.programs(),
