@@ -9,7 +9,7 @@ owns the card and runs QEMU with /dev/mshv, and guest-move moves the guest; on K
 Debian's newest kernel for clouds, and QEMU moves the guest by itself. QEMU and the guest are the
 same. The two take turns. The hosts' clocks count instructions, one in 8 ns (QEMU's -icount), so
 what else this computer does takes no time of a guest. Since 8.1, QEMU gives a host's CPUs their
-turns fairly; with an older one, the worst 100 ms are its own.
+turns fairly; with an older one, the worst 100 ms may be its own.
 
 The guest tells how many pages it has written in each 100 ms, before, while and after it moves. How
 long it stands still is the time from the source's QEMU that has stopped it to the target's QEMU

@@ -202,8 +202,8 @@ fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed
         if !is_fair(qemu) {
             let (major, minor) = FAIR;
             println!(
-                "\nThe worst 100 ms are this QEMU's: before {major}.{minor}, a host's CPU that has to wait for its turn can wait \
-                 for 100 ms. 'cargo xtask bench --qemu 11 move' fetches a newer one."
+                "\nThe worst 100 ms may be this QEMU's: before {major}.{minor}, a host's CPU can wait for its turn for as long. \
+                 'cargo xtask bench --qemu 11 move' fetches a newer one."
             );
         }
     }
