@@ -138,7 +138,7 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
             });
             match moved {
                 Ok(moved) => {
-                    records::run(args, *host, &moved, watch.others(), log);
+                    records::run(args, *host, &qemu.version, &moved, watch.others(), log);
                     moves.push(moved);
                 }
                 Err(failure) => {
@@ -156,8 +156,19 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
 /// Before, the first CPU that has work may take all of it, again and again.
 const FAIR: (u32, u32) = (8, 1);
 
-fn is_fair(qemu: &Qemu) -> bool {
-    qemu.number >= FAIR
+fn is_fair(number: (u32, u32)) -> bool {
+    number >= FAIR
+}
+
+/// What a reader of the figures must know about a QEMU of this number.
+fn warning(number: (u32, u32)) -> Option<String> {
+    let (major, minor) = FAIR;
+    (!is_fair(number)).then(|| {
+        format!(
+            "The worst 100 ms may be this QEMU's: before {major}.{minor}, a host's CPU can wait for its turn for as \
+             long. 'cargo xtask bench --qemu 11 move' fetches a newer one."
+        )
+    })
 }
 
 /// Prints everything, the summary first. The status is 1 if a goal is missed or a move has failed.
@@ -166,7 +177,7 @@ fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed
     let targets: Vec<Target> = ROWS.iter().filter_map(|row| target(row, dunlin, kvm)).collect();
     targets.iter().for_each(|target| target.record(log));
     if args.json {
-        println!("{}", json!({ "part": "emulator", "qemu": qemu.version, "takes_turns_fairly": is_fair(qemu) }));
+        println!("{}", json!({ "part": "emulator", "qemu": qemu.version, "takes_turns_fairly": is_fair(qemu.number) }));
         for row in &ROWS {
             let spread = |moves: &Moves| moves.spread(row).map(Spread::json);
             let line = json!({ "part": "row", "emulated": true, "what": row.what, "unit": row.unit,
@@ -199,12 +210,8 @@ fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed
             moves.iter().for_each(|moved| println!("{:8} {}", host.name(), moved.picture()));
         }
         failed.iter().for_each(|why| println!("\nfailed: {why}"));
-        if !is_fair(qemu) {
-            let (major, minor) = FAIR;
-            println!(
-                "\nThe worst 100 ms may be this QEMU's: before {major}.{minor}, a host's CPU can wait for its turn for as long. \
-                 'cargo xtask bench --qemu 11 move' fetches a newer one."
-            );
+        if let Some(warning) = warning(qemu.number) {
+            println!("\n{warning}");
         }
     }
     u8::from(!failed.is_empty() || targets.iter().any(|target| target.met != Some(true)))
@@ -221,4 +228,21 @@ fn target(row: &Row, dunlin: &Moves, kvm: &Moves) -> Option<Target> {
         Some(value) => Target::new(row.what, format!("{value:.2}{text}, {goal} wanted"), goal.is_met_by(value)),
         None => Target::not_judged(row.what, "not measured"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_whose_cpus_do_not_take_turns_fairly_is_told_of_with_the_command_that_fetches_another() {
+        for old in [(7, 2), (8, 0)] {
+            let warning = warning(old).expect("it must be told");
+            assert!(
+                warning.contains("before 8.1") && warning.contains("'cargo xtask bench --qemu 11 move'"),
+                "{warning}"
+            );
+        }
+        assert_eq!([(8, 1), (11, 1)].map(warning), [None, None]);
+    }
 }

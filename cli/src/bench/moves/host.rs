@@ -50,7 +50,7 @@ const TARGET: Duration = Duration::from_secs(60);
 const MTU: u32 = 61_440;
 /// The emulator copies a byte at a time for `rep movsb`, which processors do faster than anything else. Without these
 /// features Linux copies by words, and the emulated hosts are more like real ones.
-const CPU: [&str; 2] = ["-cpu", "max,-erms,-fsrm"];
+pub(super) const MODEL: &str = "max,-erms,-fsrm";
 /// A host's clocks count its instructions, one in 8 ns, so other load on this computer takes no time of a guest. A host
 /// that has nothing to do waits.
 const CLOCK: [&str; 2] = ["-icount", "shift=3"];
@@ -94,7 +94,7 @@ impl Pair {
         let cannot = |error: std::io::Error| Failure::failed(format!("a host with {}: {error}", self.host.name()));
         std::fs::create_dir(folder).map_err(cannot)?;
         let card = format!("virtio-net-pci,netdev=wire,host_mtu={MTU},romfile=");
-        let devices = ["-netdev", plug, "-device", &card, CPU[0], CPU[1], CLOCK[0], CLOCK[1]];
+        let devices = ["-netdev", plug, "-device", &card, "-cpu", MODEL, CLOCK[0], CLOCK[1]];
         let mut command = match self.host {
             Host::Dunlin => self.dunlin(folder, script, &devices).map_err(cannot)?,
             Host::Kvm => self.kvm(folder, script, &devices)?,

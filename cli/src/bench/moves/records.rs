@@ -2,23 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ROWS;
+use super::host::MODEL;
 use super::outcome::{Move, WINDOW};
 use crate::args::MoveBenchArgs;
 use crate::bench::parent::Host;
+use crate::config::Arch;
 use crate::records::{Class, Course, Figure, Log, Settings};
 
-/// Records one move, while which others used this share of the computer.
-pub(super) fn run(args: &MoveBenchArgs, host: Host, moved: &Move, others: Option<f64>, log: &Log) {
+/// Records one move between hosts of a QEMU of this version. Others used this share of the computer meanwhile.
+pub(super) fn run(args: &MoveBenchArgs, host: Host, qemu: &str, moved: &Move, others: Option<f64>, log: &Log) {
     let settings = settings(args, host);
+    let run = json!({ "qemu": qemu, "accel": "tcg", "cpu_model": MODEL, "arch": Arch::X86_64.name() });
     for row in &ROWS {
         let figure = Figure::new(row.what, row.class, row.unit, [(row.of)(moved)]).others(others);
         let figure = settings.iter().fold(figure, |figure, (name, value)| figure.at(name, value.clone()));
-        log.emulated(&Value::Null, figure);
+        log.emulated(&run, figure);
     }
-    log.course(&Value::Null, Course { others_share: others, ..course(settings, moved) });
+    log.course(&run, Course { others_share: others, ..course(settings, moved) });
 }
 
 fn settings(args: &MoveBenchArgs, host: Host) -> Settings {
@@ -53,8 +56,6 @@ fn course(settings: Settings, moved: &Move) -> Course {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::outcome::Window;
     use super::*;
     use crate::records::{Content, read};
@@ -83,12 +84,14 @@ mod tests {
     fn all_that_a_move_came_to_is_written_and_can_be_read() {
         let file = tempfile::NamedTempFile::new().expect("can be made");
         let log = Log::open("move", Some(file.path())).expect("can be written");
-        run(&args(), Host::Kvm, &moved(), Some(0.25), &log);
+        run(&args(), Host::Kvm, "11.1.3", &moved(), Some(0.25), &log);
         let read = read(file.path()).expect("is there");
         assert!(read.bad.is_empty(), "{:?}", read.bad);
         let settings = json!({ "host": "KVM", "vcpus": 4, "memory": 128, "rate": 4, "slow_down": false });
         let (mut figures, mut courses) = (BTreeMap::new(), Vec::new());
         for record in &read.records {
+            let qemu = record.circumstances.qemu.as_ref().expect("it is told on what");
+            assert_eq!((qemu.version.as_str(), qemu.accel.as_str()), ("11.1.3", "tcg"));
             let of = match &record.content {
                 Content::Figure { quantity, settings, samples, .. } => {
                     figures.insert(quantity.as_str(), samples.clone());
