@@ -16,7 +16,7 @@ use serde_bytes::ByteBuf;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tempfile::TempDir;
-use twox_hash::XxHash64;
+use twox_hash::XxHash3_64;
 
 use crate::guest::Guest;
 use crate::kicks::{self, Kicks};
@@ -274,7 +274,7 @@ fn sums_of_pages(vm: &mut Vm) -> Result<Vec<u64>> {
         let (mut sums, mut chunk) = (Vec::new(), vec![0; CHUNK]);
         for at in (0..size).step_by(CHUNK) {
             memory.read_exact_at(&mut chunk, start + at)?;
-            sums.extend(chunk.chunks(PAGE).map(|page| XxHash64::oneshot(0, page)));
+            sums.extend(chunk.chunks(PAGE).map(XxHash3_64::oneshot));
         }
         Ok(sums)
     };

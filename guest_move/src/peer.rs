@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
-use twox_hash::XxHash64;
+use twox_hash::XxHash3_64;
 
 use crate::state::Needs;
 
@@ -64,7 +64,7 @@ pub(crate) enum Word {
 }
 
 /// It changes with [`Word`], and with the form of a word.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Longest word: the sums of 4 GiB have 10 MB.
 const LONGEST: usize = 16 << 20;
 /// Until the other side counts as gone, if it says nothing, or takes nothing.
@@ -144,7 +144,7 @@ impl<S: Write> Speaker<S> {
 
 /// Of what was said at this place in the order.
 fn sum(number: u64, length: u32, bytes: &[u8]) -> u64 {
-    XxHash64::oneshot(number << 32 | u64::from(length), bytes)
+    XxHash3_64::oneshot_with_seed(number << 32 | u64::from(length), bytes)
 }
 
 /// Hears words.
