@@ -6,7 +6,8 @@
 //! as long.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use crate::system;
 
 /// How often somebody looks whether QEMU waits.
 pub(crate) const PERIOD: Duration = Duration::from_millis(10);
+/// How often somebody looks for new threads of QEMU. To open their files costs more than to read them.
+const SEARCH: Duration = Duration::from_millis(100);
 /// After so long without a kick there is one whether QEMU seems to wait or not: another QEMU may wait in another way.
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -22,8 +25,10 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(crate) struct Kicks {
     /// QEMU's number.
     pid: u32,
-    /// Its threads that may stop vCPUs, by their folders: all that were seen, and whether each may.
-    threads: HashMap<PathBuf, bool>,
+    /// Its threads, by their folders, and of those that may stop vCPUs the file that tells what they do.
+    threads: HashMap<PathBuf, Option<File>>,
+    /// When they were looked for.
+    searched: Option<Instant>,
     /// What QEMU has waited for at the last look.
     waited: Option<String>,
     /// When there was a kick for the last time.
@@ -43,19 +48,24 @@ enum Doing {
 
 impl Kicks {
     pub(crate) fn of(pid: u32) -> Self {
-        Self { pid, threads: HashMap::new(), waited: None, last: Instant::now() }
+        Self { pid, threads: HashMap::new(), searched: None, waited: None, last: Instant::now() }
     }
 
     /// Kicks these threads, which run vCPUs, if QEMU waits for one. Call it each [`PERIOD`].
     pub(crate) fn kick(&mut self, vcpus: impl Iterator<Item = u32>) {
-        let doing = self.look(Path::new(&format!("/proc/{}/task", self.pid)));
-        if self.is_due(&doing, Instant::now()) {
+        let now = Instant::now();
+        if self.searched.is_none_or(|then| now - then >= SEARCH) {
+            self.search(Path::new(&format!("/proc/{}/task", self.pid)));
+            self.searched = Some(now);
+        }
+        let doing = self.look();
+        if self.is_due(&doing, now) {
             vcpus.for_each(|thread| system::kick(self.pid, thread));
         }
     }
 
-    /// What the threads do that may stop vCPUs: the first one, at a command, and that of a migration, at its end.
-    fn look(&mut self, tasks: &Path) -> Vec<Doing> {
+    /// Finds the threads that may stop vCPUs: the first one, at a command, and that of a migration, at its end.
+    fn search(&mut self, tasks: &Path) {
         let folders = fs::read_dir(tasks).into_iter().flatten().flatten();
         let mut folders: Vec<PathBuf> = folders.map(|task| task.path()).collect();
         self.threads.retain(|folder, _| folders.contains(folder));
@@ -67,11 +77,22 @@ impl Kicks {
             let (is_first, name) = (folder == first, name(&folder));
             // One that has just begun gives itself its name.
             if is_first || name != usual {
-                self.threads.insert(folder, is_first || name.starts_with("mig"));
+                let may_stop = is_first || name.starts_with("mig");
+                let file = if may_stop { File::open(folder.join("syscall")).ok() } else { None };
+                self.threads.insert(folder, file);
             }
         }
-        let stoppers = self.threads.iter().filter(|(_, may)| **may);
-        stoppers.map(|(folder, _)| doing(&fs::read_to_string(folder.join("syscall")).unwrap_or_default())).collect()
+    }
+
+    /// What these threads do.
+    fn look(&self) -> Vec<Doing> {
+        let what = |file: &File| {
+            // A number, eight more in hexadecimal, and spaces.
+            let mut line = [0; 256];
+            let count = file.read_at(&mut line, 0).unwrap_or_default();
+            doing(std::str::from_utf8(&line[..count]).unwrap_or_default())
+        };
+        self.threads.values().flatten().map(what).collect()
     }
 
     /// QEMU waits if a thread has done so at the last look, too, and none works.
@@ -173,15 +194,20 @@ mod tests {
         thread(5, "qemu-system-x86\n", &futex);
         thread(3, "CPU 0/MSHV\n", "running\n");
         let mut kicks = Kicks::of(1);
-        assert_eq!(kicks.look(tasks.path()), [Doing::Works]);
+        kicks.search(tasks.path());
+        assert_eq!(kicks.look(), [Doing::Works]);
         thread(1, "qemu-system-x86\n", "271 0x1");
+        assert_eq!(kicks.look(), [Doing::Sleeps], "the file is read anew");
         thread(5, "mig/src/main\n", &futex);
-        let mut seen = kicks.look(tasks.path());
+        kicks.search(tasks.path());
+        let mut seen = kicks.look();
         seen.sort_by_key(|doing| *doing == Doing::Sleeps);
         assert_eq!(seen, [waits("0xa0"), Doing::Sleeps]);
         fs::remove_dir_all(tasks.path().join("5")).expect("is there");
-        assert_eq!(kicks.look(tasks.path()), [Doing::Sleeps]);
-        assert_eq!(kicks.look(Path::new("/nowhere/at/all")), []);
+        kicks.search(tasks.path());
+        assert_eq!(kicks.look(), [Doing::Sleeps]);
+        kicks.search(Path::new("/nowhere/at/all"));
+        assert_eq!(kicks.look(), []);
     }
 
     #[test]
