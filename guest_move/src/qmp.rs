@@ -21,12 +21,11 @@ pub(crate) struct Qmp {
     begun: Vec<u8>,
     /// Whether it has said that a migration is a step further.
     has_news: bool,
-    /// The round of a migration by which it reckons how long the guest may be stopped, and the last one that it has
-    /// told.
-    reckoned: u64,
+    /// The last round of a migration that it has told, and that of which we have asked what is left.
     round: u64,
-    /// The migration that was begun here.
-    pace: Option<Pace>,
+    asked: u64,
+    /// Of the migration that was begun here.
+    limit: Option<Limit>,
     pid: u32,
     /// Of the vCPUs.
     threads: Vec<u32>,
@@ -48,15 +47,34 @@ pub(crate) struct Pace {
 impl Pace {
     /// QEMU's own.
     pub(crate) const DOWNTIME: u64 = 300;
+}
 
-    /// Milliseconds for which the guest may be stopped at the end of this round: an eighth of the limit at first, and
-    /// twice as long after each round.
-    ///
-    /// QEMU stops a guest as soon as the limit lets it, even if one short round more would leave next to nothing. A
-    /// guest that writes too much for that has the whole limit from the fourth round on.
-    fn downtime_in(&self, round: u64) -> u64 {
-        const WHOLE: u64 = 4;
-        (self.downtime >> WHOLE.saturating_sub(round.max(1))).max(1)
+/// For how long QEMU may stop the guest, by what the rounds leave.
+///
+/// QEMU stops a guest as soon as the limit lets it, even if one short round more would leave next to nothing. So it has
+/// an eighth of the limit as long as each round leaves a quarter less than the one before, and twice as much after each
+/// other one. A guest that writes too much for that has the whole limit three rounds later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    /// Milliseconds.
+    now: u64,
+    most: u64,
+    /// Bytes that the last round has left.
+    left: Option<u64>,
+}
+
+impl Limit {
+    fn new(most: u64) -> Self {
+        // With no time at all a guest would never move.
+        Self { now: (most / 8).max(1), most: most.max(1), left: None }
+    }
+
+    /// After a round that has left so many bytes. Whether the limit is another one now.
+    fn follow(&mut self, left: u64) -> bool {
+        let before = self.left.replace(left);
+        let is_enough = before.is_none_or(|before| left <= before - before / 4);
+        let next = if is_enough { self.now } else { (self.now * 2).min(self.most) };
+        std::mem::replace(&mut self.now, next) != next
     }
 }
 
@@ -85,9 +103,9 @@ impl Qmp {
             stream: BufReader::new(stream),
             begun: Vec::new(),
             has_news: false,
-            reckoned: 0,
             round: 0,
-            pace: None,
+            asked: 0,
+            limit: None,
             pid: 0,
             threads: Vec::new(),
             kicks: None,
@@ -179,18 +197,20 @@ impl Qmp {
         if let Some(bandwidth) = pace.bandwidth {
             self.call("migrate-set-parameters", json!({ "max-bandwidth": bandwidth }))?;
         }
-        self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(0) }))?;
+        let limit = Limit::new(pace.downtime);
+        self.call("migrate-set-parameters", json!({ "downtime-limit": limit.now }))?;
         self.call("migrate", json!({ "uri": to }))?;
-        self.pace = Some(pace);
+        self.limit = Some(limit);
         Ok(())
     }
 
-    /// Lets QEMU stop the guest for longer, if a round has not left little enough.
-    fn follow_round(&mut self) -> Result<()> {
-        let (Some(pace), round) = (self.pace, self.round) else { return Ok(()) };
-        let before = std::mem::replace(&mut self.reckoned, round);
-        if pace.downtime_in(round) != pace.downtime_in(before) {
-            self.call("migrate-set-parameters", json!({ "downtime-limit": pace.downtime_in(round) }))?;
+    /// Lets QEMU stop the guest for longer if a round has not left much less than the one before, by its answer.
+    fn follow_round(&mut self, now: &Value) -> Result<()> {
+        let (Some(limit), Some(left)) = (&mut self.limit, now["ram"]["remaining"].as_u64()) else { return Ok(()) };
+        let is_new = std::mem::replace(&mut self.asked, self.round) != self.round;
+        if is_new && limit.follow(left) {
+            let limit = limit.now;
+            self.call("migrate-set-parameters", json!({ "downtime-limit": limit }))?;
         }
         Ok(())
     }
@@ -200,8 +220,8 @@ impl Qmp {
     pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<Value> {
         let (began, mut told) = (Instant::now(), Instant::now());
         loop {
-            self.follow_round()?;
             let now = self.migration()?;
+            self.follow_round(&now)?;
             if told.elapsed() > PROGRESS {
                 told = Instant::now();
                 eprintln!("guest-move: {} s, {}", began.elapsed().as_secs(), progress(&now["ram"]));
@@ -221,7 +241,7 @@ impl Qmp {
         }
     }
 
-    /// Waits until QEMU tells that the migration is a step further, or for a while. Each question would cost it time.
+    /// Waits until QEMU tells that the migration is a step further, or for a while.
     fn wait_for_news(&mut self) -> Result<()> {
         let began = Instant::now();
         while !std::mem::take(&mut self.has_news) && began.elapsed() < LOOK {
@@ -260,7 +280,7 @@ impl Qmp {
 
     /// Whether a migration was begun here. Another one is not ours to end.
     pub(crate) fn sends(&self) -> bool {
-        self.pace.is_some()
+        self.limit.is_some()
     }
 
     /// Ends a migration that has not succeeded. QEMU may still wait for a vCPU that has lost its kick, if whoever began
@@ -439,19 +459,27 @@ mod tests {
     }
 
     #[test]
-    fn guest_may_be_stopped_for_longer_only_if_rounds_leave_too_much() {
-        let pace = Pace { bandwidth: None, downtime: 300, slows_down: false };
-        assert_eq!([0, 1, 2, 3, 4, 99].map(|round| pace.downtime_in(round)), [37, 37, 75, 150, 300, 300]);
-        assert_eq!(Pace { downtime: 0, ..pace }.downtime_in(9), 1, "with no time at all it would never move");
+    fn guest_may_be_stopped_for_longer_only_if_rounds_do_not_leave_much_less() {
+        let mut limit = Limit::new(300);
+        let rounds = [1000, 300, 225, 170, 169, 100, 90, 80, 85].map(|left| (limit.follow(left), limit.now));
+        let same = |now| (false, now);
+        let expected = [same(37), same(37), same(37), (true, 74), (true, 148), same(148), (true, 296), (true, 300)];
+        assert_eq!(rounds[..8], expected);
+        assert_eq!(rounds[8], same(300));
+        assert_eq!((Limit::new(0).now, Limit::new(0).most), (1, 1), "with no time at all it would never move");
 
-        let pass = r#"{"event": "MIGRATION_PASS", "data": {"pass": 4}}"#;
-        let active = [pass, r#"{"return": {"status": "active"}}"#].join("\n").leak();
+        let pass = |pass: u64| format!(r#"{{"event": "MIGRATION_PASS", "data": {{"pass": {pass}}}}}"#);
+        let active = r#"{"return": {"status": "active", "ram": {"remaining": 5}}}"#;
+        let lines = [1, 2].map(|round| &*[&pass(round)[..], active].join("\n").leak());
         let refused = r#"{"error": {"desc": "downtime-limit"}}"#;
-        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, active, refused]).expect("says hello");
-        qmp.pace = Some(pace);
-        assert!(qmp.follow_round().is_ok(), "QEMU is not asked before a round has ended");
-        qmp.migration().expect("is answered");
-        assert!(qmp.follow_round().is_err(), "it is asked now");
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, lines[0], active, lines[1], refused]).expect("says hello");
+        qmp.limit = Some(Limit::new(300));
+        for _ in 0..2 {
+            let now = qmp.migration().expect("is answered");
+            assert!(qmp.follow_round(&now).is_ok(), "QEMU is not told before a round has left as much as another one");
+        }
+        let now = qmp.migration().expect("is answered");
+        assert!(qmp.follow_round(&now).is_err(), "it is told now");
     }
 
     #[test]
