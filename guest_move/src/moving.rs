@@ -82,9 +82,10 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
          not there, let it go on by `guest-move stay`",
     )?;
     let runs_there = Instant::now();
-    vm.qmp.quit().context("the guest runs on the target, and QEMU does not end here")?;
-    let after = |moment: Instant| sent.stopped.filter(|_| runs).map(|stop| milliseconds(stop, moment));
-    let told = &sent.told;
+    let told = vm.qmp.migration().and_then(|told| vm.qmp.quit().map(|()| told));
+    let told = told.context("the guest runs on the target, and QEMU does not end here")?;
+    let stopped = sent.stopped(&told).filter(|_| runs);
+    let after = |moment: Instant| stopped.map(|stop| milliseconds(stop, moment));
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
         "stopped_ms": after(runs_there),
@@ -99,13 +100,8 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     }))
 }
 
-/// A guest that was sent, and when.
+/// When a guest was sent.
 struct Sent {
-    /// What QEMU tells about it.
-    told: Value,
-    /// When QEMU began to stop it. Its event `STOP` comes when the devices are stopped, too: more than a second later,
-    /// if Linux does not [hurry](Hurry).
-    stopped: Option<Instant>,
     /// When the target was told what QEMU leaves out.
     state_said: Instant,
     /// When QEMU had sent all.
@@ -113,12 +109,11 @@ struct Sent {
 }
 
 impl Sent {
-    /// As of now, when QEMU has sent all.
-    fn now(told: Value, state_said: Instant) -> Self {
-        let all_sent = Instant::now();
+    /// When QEMU began to stop the guest, by what it tells about the migration. Its event `STOP` comes when the devices
+    /// are stopped, too: more than a second later, if Linux does not [hurry](Hurry).
+    fn stopped(&self, told: &Value) -> Option<Instant> {
         let downtime = told["downtime"].as_u64().map(Duration::from_millis);
-        let stopped = downtime.and_then(|downtime| all_sent.checked_sub(downtime));
-        Self { told, stopped, state_said, all_sent }
+        downtime.and_then(|downtime| self.all_sent.checked_sub(downtime))
     }
 }
 
@@ -200,8 +195,8 @@ fn send_rest<S: Write + Send + 'static>(
         speaker.say(&Word::State(ByteBuf::from(State::save(guest)?.encode()?)))?;
         let state_said = Instant::now();
         vm.qmp.switch_over()?;
-        let told = vm.qmp.wait_for("completed", None, cancelled)?;
-        Ok(Sent::now(told, state_said))
+        vm.qmp.wait_for("completed", None, cancelled)?;
+        Ok(Sent { state_said, all_sent: Instant::now() })
     };
     match send() {
         Ok(sent) => outlet.end().map(|()| sent),
@@ -437,15 +432,17 @@ pub(crate) fn save(vm: &mut Vm, file: &Path, goes_on: bool, downtime: u64) -> Re
         Ok(saved) => saved,
         Err(error) => return Err(stays(vm, error, runs)),
     };
-    let stopped = saved.stopped.filter(|_| goes_on && runs);
     if goes_on && runs {
         vm.qmp.go_on()?;
     }
+    let went_on = Instant::now();
+    let told = vm.qmp.migration()?;
+    let stopped = saved.stopped(&told).filter(|_| goes_on && runs);
     Ok(json!({
         "seconds": started.elapsed().as_secs_f64(),
-        "stopped_ms": stopped.map(|stop| milliseconds(stop, Instant::now())),
-        "rounds": saved.told["ram"]["dirty-sync-count"],
-        "bytes": saved.told["ram"]["transferred"],
+        "stopped_ms": stopped.map(|stop| milliseconds(stop, went_on)),
+        "rounds": told["ram"]["dirty-sync-count"],
+        "bytes": told["ram"]["transferred"],
     }))
 }
 
@@ -535,9 +532,11 @@ mod tests {
 
     #[test]
     fn stop_begins_as_long_before_the_end_as_qemu_tells() {
-        let sent = Sent::now(json!({ "downtime": 250 }), Instant::now());
-        assert!((milliseconds(sent.stopped.expect("is told"), sent.all_sent) - 250.0).abs() < 1e-6);
-        assert_eq!(Sent::now(json!({}), Instant::now()).stopped, None);
+        let now = Instant::now();
+        let sent = Sent { state_said: now, all_sent: now };
+        let stopped = sent.stopped(&json!({ "downtime": 250 })).expect("is told");
+        assert!((milliseconds(stopped, now) - 250.0).abs() < 1e-6);
+        assert_eq!(sent.stopped(&json!({})), None);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) struct Qmp {
     begun: Vec<u8>,
     /// Whether it has said that a migration is a step further.
     has_news: bool,
+    /// What it has said last of how a migration is.
+    reached: Option<String>,
     /// The last round of a migration that it has told, and that of which we have asked what is left.
     round: u64,
     asked: u64,
@@ -103,6 +105,7 @@ impl Qmp {
             stream: BufReader::new(stream),
             begun: Vec::new(),
             has_news: false,
+            reached: None,
             round: 0,
             asked: 0,
             limit: None,
@@ -153,7 +156,10 @@ impl Qmp {
     /// Takes note of an event.
     fn notice(&mut self, line: &Value) {
         match line["event"].as_str() {
-            Some("MIGRATION") => self.has_news = true,
+            Some("MIGRATION") => {
+                self.reached = line["data"]["status"].as_str().map(str::to_owned);
+                self.has_news = true;
+            }
             Some("MIGRATION_PASS") => {
                 self.round = line["data"]["pass"].as_u64().unwrap_or_default();
                 self.has_news = true;
@@ -216,10 +222,14 @@ impl Qmp {
     }
 
     /// Waits until the migration has this status, but not longer than `limit`, nor after somebody has set `cancelled`.
-    /// Returns all that QEMU tells about it then.
-    pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<Value> {
+    /// QEMU is asked only if it does not say by itself that it is there: a stopped guest waits for each answer.
+    pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<()> {
         let (began, mut told) = (Instant::now(), Instant::now());
         loop {
+            self.wait_for_news()?;
+            if self.reached.as_deref() == Some(status) {
+                return Ok(());
+            }
             let now = self.migration()?;
             self.follow_round(&now)?;
             if told.elapsed() > PROGRESS {
@@ -227,7 +237,7 @@ impl Qmp {
                 eprintln!("guest-move: {} s, {}", began.elapsed().as_secs(), progress(&now["ram"]));
             }
             match now["status"].as_str() {
-                Some(reached) if reached == status => return Ok(now),
+                Some(reached) if reached == status => return Ok(()),
                 Some(end @ ("failed" | "cancelled" | "completed")) => {
                     let why = now["error-desc"].as_str().unwrap_or("QEMU does not say why");
                     bail!("the migration has {end}: {why}");
@@ -236,7 +246,7 @@ impl Qmp {
                 _ if limit.is_some_and(|limit| began.elapsed() > limit) => {
                     bail!("given up after {} s: {}", began.elapsed().as_secs(), progress(&now["ram"]));
                 }
-                _ => self.wait_for_news()?,
+                _ => {}
             }
         }
     }
@@ -253,7 +263,7 @@ impl Qmp {
     }
 
     /// What QEMU tells about the migration.
-    fn migration(&mut self) -> Result<Value> {
+    pub(crate) fn migration(&mut self) -> Result<Value> {
         self.call("query-migrate", json!({}))
     }
 
@@ -480,6 +490,16 @@ mod tests {
         }
         let now = qmp.migration().expect("is answered");
         assert!(qmp.follow_round(&now).is_err(), "it is told now");
+    }
+
+    #[test]
+    fn status_that_qemu_tells_by_itself_is_not_asked_for() {
+        let event = r#"{"event": "MIGRATION", "data": {"status": "pre-switchover"}}"#;
+        let lines = [r#"{"return": {"status": "active"}}"#, event].join("\n").leak();
+        let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, lines]).expect("says hello");
+        assert!(qmp.runs().is_ok_and(|runs| !runs));
+        // The fake one has no more answers.
+        qmp.wait_for("pre-switchover", None, &AtomicBool::new(false)).expect("is told");
     }
 
     #[test]
