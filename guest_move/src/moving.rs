@@ -360,14 +360,18 @@ fn introduce<S: Write>(guest: &Guest, speaker: &Speaker<S>) -> Result<()> {
 
 /// Hears them, and refuses what could not go on here.
 fn must_fit<S: Read>(guest: &Guest, listener: &mut Listener<S>, cancelled: &AtomicBool) -> Result<()> {
-    match listener.hear_unless(cancelled)? {
-        Word::Hello(VERSION) => {}
-        Word::Hello(other) => bail!("the source is version {other} of this program, the target version {VERSION}"),
-        word => bail!("the source says {word:?} at first"),
-    }
+    must_be_of_this_version(listener, cancelled)?;
     match listener.hear_unless(cancelled)? {
         Word::Needs(needs) => needs.check(guest),
         word => bail!("the source says {word:?} instead of what the guest needs"),
+    }
+}
+
+fn must_be_of_this_version<S: Read>(listener: &mut Listener<S>, cancelled: &AtomicBool) -> Result<()> {
+    match listener.hear_unless(cancelled)? {
+        Word::Hello(VERSION) => Ok(()),
+        Word::Hello(other) => bail!("the source is version {other} of this program, the target version {VERSION}"),
+        word => bail!("the source says {word:?} at first"),
     }
 }
 
@@ -528,6 +532,8 @@ pub(crate) fn load_vcpus(pid: u32, file: &Path) -> Result<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Seek as _;
+
     use super::*;
 
     #[test]
@@ -537,6 +543,22 @@ mod tests {
         let stopped = sent.stopped(&json!({ "downtime": 250 })).expect("is told");
         assert!((milliseconds(stopped, now) - 250.0).abs() < 1e-6);
         assert_eq!(sent.stopped(&json!({})), None);
+    }
+
+    #[test]
+    fn source_of_another_version_is_refused_before_anything_is_copied() {
+        let heard = |first: &Word| {
+            let file = tempfile::tempfile().expect("can be made");
+            Speaker::new(file.try_clone().expect("can be copied")).say(first).expect("has room");
+            (&file).rewind().expect("is a file");
+            must_be_of_this_version(&mut Listener::new(file), &AtomicBool::new(false))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(heard(&Word::Hello(VERSION)), Ok(()));
+        let other = VERSION + 1;
+        let refused = format!("the source is version {other} of this program, the target version {VERSION}");
+        assert_eq!(heard(&Word::Hello(other)), Err(refused));
+        assert!(heard(&Word::Ready).is_err());
     }
 
     #[test]
