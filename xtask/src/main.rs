@@ -185,6 +185,12 @@ fn image(places: &Places, rest: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 
+/// Whether these words of `dunlin bench` measure with a parent, whose kernel takes a quarter of an hour to build.
+fn needs_parent(words: &[String]) -> bool {
+    let measures = words.first().is_some_and(|word| ["machine", "move", "parent"].contains(&word.as_str()));
+    measures && !words.iter().any(|word| word == "--help" || word == "-h")
+}
+
 /// Builds the needs of `dunlin bench` and replaces this process with it. Without arguments it measures everything.
 fn bench(places: &Places, words: &[String]) -> Result<()> {
     let (qemu, rest) = other_qemu::named(words);
@@ -192,6 +198,9 @@ fn bench(places: &Places, words: &[String]) -> Result<()> {
     let rest: Vec<String> = rest.into_iter().cloned().collect();
     let is_all = rest.first().is_none_or(|word| word == "all");
     let arch = arch_of(&rest)?;
+    if needs_parent(&rest) {
+        parent::build(places)?;
+    }
     if is_all || arch == Arch::X86_64 {
         artifacts::build(places, Wanted::ForDefaultVm)?;
     }
@@ -213,4 +222,17 @@ fn bench(places: &Places, words: &[String]) -> Result<()> {
     }
     let error = command.args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parent_is_built_for_measurements_that_have_one_but_not_for_their_help() {
+        let needs = |line: &str| needs_parent(&line.split(' ').map(str::to_string).collect::<Vec<_>>());
+        assert!(["move --pairs 3", "machine", "parent boot"].iter().all(|line| needs(line)));
+        assert!(!["move --help", "boot", "tlb --vcpus 2", "parent -h"].iter().any(|line| needs(line)));
+        assert!(!needs_parent(&[]));
+    }
 }

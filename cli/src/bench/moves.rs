@@ -120,6 +120,7 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
     let mut all = [Host::Dunlin, Host::Kvm].map(|host| Moves { host, moves: Vec::new() });
     let mut failed = Vec::new();
     let qemu = Qemu::find(Arch::X86_64, None)?;
+    host::must_have_files()?;
     let words = format!("{} {} {}", args.vcpus, args.memory, args.rate);
     let source = format!("parent-bench move-source {words}{}", if args.slow_down { " slow-down" } else { "" });
     let target = format!("parent-bench move-target {words}");

@@ -153,6 +153,16 @@ fn what_was_not_built_is_named_with_the_command_that_builds_it() {
 }
 
 #[test]
+fn move_is_not_measured_without_the_files_of_its_hosts() {
+    let rig = Rig::new();
+    for asset in ["vmlinuz-parent", "parent.cpio", "vmlinuz-newest", "kvm.cpio"] {
+        let text = said(&rig, &rig.dunlin(&["bench", "move", "--pairs", "1"]).output().expect("runs"));
+        assert!(text.contains(asset) && text.contains("\nhelp: run 'make parent' first"), "{text}");
+        rig.write(asset, b"is there");
+    }
+}
+
+#[test]
 fn qemu_that_is_missing_or_too_old_is_refused() {
     let rig = Rig::new();
     let output = rig.dunlin(&["run", "--qemu", "no-such-qemu"]).output().expect("runs");

@@ -1,7 +1,7 @@
 //! Two hosts whose network cards are joined, and what they say, with the time at which it is heard.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +54,23 @@ pub(super) const MODEL: &str = "max,-erms,-fsrm";
 /// A host's clocks count its instructions, one in 8 ns, so other load on this computer takes no time of a guest. A host
 /// that has nothing to do waits.
 const CLOCK: [&str; 2] = ["-icount", "shift=3"];
+
+/// Looks for the files of the hosts with Dunlin. Without one, a host that starts says so on its standard error, and the
+/// move looks like one that has failed.
+pub(super) fn must_have_files() -> Result<(), Failure> {
+    let assets = Assets::locate();
+    assets.kernel(&Kernel::Parent, &Place::Option("--kernel"))?;
+    assets.initrd(&Initrd::Parent, &Place::Option("--initrd"))?;
+    of_kvm(&assets).map(|_| ())
+}
+
+/// Kernel and initrds of the hosts with KVM.
+fn of_kvm(assets: &Assets) -> Result<(PathBuf, Vec<PathBuf>), Failure> {
+    let kernel = assets.kernel(&Kernel::File(assets.for_kvm("vmlinuz-newest")?), &Place::Option("--kernel"))?;
+    let mut initrd = assets.initrd(&Initrd::Parent, &Place::Option("--initrd"))?;
+    initrd.push(assets.for_kvm("kvm.cpio")?);
+    Ok((kernel, initrd))
+}
 
 impl Pair {
     /// Runs a script on each of two hosts until both have ended.
@@ -125,10 +142,7 @@ impl Pair {
     }
 
     fn kvm(self, folder: &Path, script: &str, devices: &[&str]) -> Result<Command, Failure> {
-        let assets = Assets::locate();
-        let kernel = assets.kernel(&Kernel::File(assets.for_kvm("vmlinuz-newest")?), &Place::Option("--kernel"))?;
-        let mut initrd = assets.initrd(&Initrd::Parent, &Place::Option("--initrd"))?;
-        initrd.push(assets.for_kvm("kvm.cpio")?);
+        let (kernel, initrd) = of_kvm(&Assets::locate())?;
         // QEMU 10 and 11 end with `Bad icount read` if an x2APIC is used with these clocks.
         let own = ["-accel", "tcg,thread=single", "-global", "max-x86_64-cpu.x2apic=off"];
         let more: Vec<String> = own.into_iter().chain(devices.iter().copied()).map(str::to_string).collect();
