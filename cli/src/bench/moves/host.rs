@@ -45,7 +45,7 @@ pub(super) struct Pair {
 /// CPUs of a host.
 const CPUS: u32 = 2;
 /// After the source has ended, the target has so long for the rest.
-const TARGET: Duration = Duration::from_secs(60);
+const TARGET: Duration = Duration::from_secs(240);
 /// Bytes in a packet, at most: each costs an emulated card a lot.
 const MTU: u32 = 61_440;
 /// The emulator copies a byte at a time for `rep movsb`, which processors do faster than anything else. Without these
