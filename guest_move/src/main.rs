@@ -64,7 +64,7 @@ For others that save and load, such as libvirt; without --qmp:
   load-vcpus FILE
                loads it, after QEMU has loaded the guest and before it runs
 
-While a guest is sent or saved, and while save-vcpus waits, /sys/kernel/rcu_expedited is 1, if it was 0: QEMU stops the
+While a guest is sent or saved, and while save-vcpus waits, /sys/kernel/rcu_expedited is greater by 1: QEMU stops the
 guest's devices much faster then.
 
 A result is one line of JSON on standard output. The status is 0 if all went well, 1 if not, 2 for wrong arguments.
