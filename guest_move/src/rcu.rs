@@ -35,7 +35,7 @@ impl Drop for Hurry {
     fn drop(&mut self) {
         if let Some(file) = &self.0 {
             // Somebody may have set it to 0 meanwhile.
-            let _ = change(file, |count| (count - 1).max(0));
+            let _ = change(file, |count| count.saturating_sub(1).max(0));
         }
     }
 }
