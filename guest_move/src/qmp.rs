@@ -222,13 +222,15 @@ impl Qmp {
     }
 
     /// Waits until the migration has this status, but not longer than `limit`, nor after somebody has set `cancelled`.
-    /// QEMU is asked only if it does not say by itself that it is there: a stopped guest waits for each answer.
+    /// A stopped guest waits for each answer of QEMU, so it is asked then only if it says nothing for a while.
     pub(crate) fn wait_for(&mut self, status: &str, limit: Option<Duration>, cancelled: &AtomicBool) -> Result<()> {
         let (began, mut told) = (Instant::now(), Instant::now());
         loop {
-            self.wait_for_news()?;
-            if self.reached.as_deref() == Some(status) {
-                return Ok(());
+            let has_news = self.wait_for_news()?;
+            match self.reached.as_deref() {
+                Some(reached) if reached == status => return Ok(()),
+                Some("pre-switchover" | "device") if has_news => continue,
+                _ => {}
             }
             let now = self.migration()?;
             self.follow_round(&now)?;
@@ -251,15 +253,15 @@ impl Qmp {
         }
     }
 
-    /// Waits until QEMU tells that the migration is a step further, or for a while.
-    fn wait_for_news(&mut self) -> Result<()> {
+    /// Waits until QEMU tells that the migration is a step further, or for a while. Whether it has.
+    fn wait_for_news(&mut self) -> Result<bool> {
         let began = Instant::now();
-        while !std::mem::take(&mut self.has_news) && began.elapsed() < LOOK {
+        while !self.has_news && began.elapsed() < LOOK {
             if let Some(line) = self.line_within(LOOK)? {
                 self.notice(&line);
             }
         }
-        Ok(())
+        Ok(std::mem::take(&mut self.has_news))
     }
 
     /// What QEMU tells about the migration.
@@ -494,12 +496,17 @@ mod tests {
 
     #[test]
     fn status_that_qemu_tells_by_itself_is_not_asked_for() {
-        let event = r#"{"event": "MIGRATION", "data": {"status": "pre-switchover"}}"#;
-        let lines = [r#"{"return": {"status": "active"}}"#, event].join("\n").leak();
+        let event = |status: &str| format!(r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#);
+        let (stopped, device, completed) = (event("pre-switchover"), event("device"), event("completed"));
+        let pass = r#"{"event": "MIGRATION_PASS", "data": {"pass": 9}}"#;
+        let answer = r#"{"return": {"status": "active"}}"#;
+        let lines = [answer, &stopped, &device, pass, &completed].join("\n").leak();
         let mut qmp = qemu(&[HELLO, r#"{"return": {}}"#, lines]).expect("says hello");
         assert!(qmp.runs().is_ok_and(|runs| !runs));
         // The fake one has no more answers.
-        qmp.wait_for("pre-switchover", None, &AtomicBool::new(false)).expect("is told");
+        for status in ["pre-switchover", "completed"] {
+            qmp.wait_for(status, None, &AtomicBool::new(false)).expect("is told");
+        }
     }
 
     #[test]
