@@ -15,8 +15,9 @@ The guest tells how many pages it has written in each 100 ms, before, while and 
 long it stands still is the time from the source's QEMU that has stopped it to the target's QEMU
 that lets it go on, by the clock outside of both machines: what else this computer does adds to it.
 
-The summary comes first. 'make parent' must have been run. A pair takes two and a half minutes, with
-more memory longer.
+Some moves on KVM fail on these hosts. Such a move is told and tried again, twice at most; one on Dunlin
+is not. The summary comes first. 'make parent' must have been run. A pair takes two and a half minutes,
+with more memory longer.
 
 Examples:
   dunlin bench move

@@ -126,26 +126,29 @@ pub(crate) fn run(args: &MoveBenchArgs, log: &Log) -> Result<u8, Failure> {
     let target = format!("parent-bench move-target {words}");
     for turn in 1..=args.pairs {
         for Moves { host, moves } in &mut all {
-            progress(&format!("{turn} of {}: a move on {}", args.pairs, host.name()));
-            let limit = Duration::from_secs(args.limit);
-            let pair = Pair { host: *host, memory_mib: HOST_MIB + GUEST_MIB + args.memory, limit };
-            let watch = Watch::start();
-            let moved = pair.run(&source, &target).and_then(|said| {
-                Move::of(&said).map_err(|why| {
-                    let [source, target] = [("source", &said.source), ("target", &said.target)]
-                        .map(|(role, lines)| host::last(role, lines));
-                    Failure::failed(format!("{why}\n{source}\n{target}"))
-                })
-            });
-            match moved {
-                Ok(moved) => {
-                    records::run(args, *host, &qemu.version, &moved, watch.others(), log);
-                    moves.push(moved);
-                }
-                Err(failure) => {
-                    let why = format!("{}: {failure}", host.name());
-                    log.failure("a move", &why);
-                    failed.push(why);
+            for attempt in 1..=attempts(*host) {
+                progress(&format!("{turn} of {}: a move on {}", args.pairs, host.name()));
+                let limit = Duration::from_secs(args.limit);
+                let pair = Pair { host: *host, memory_mib: HOST_MIB + GUEST_MIB + args.memory, limit };
+                let watch = Watch::start();
+                let moved = pair.run(&source, &target).and_then(|said| {
+                    Move::of(&said).map_err(|why| {
+                        let [source, target] = [("source", &said.source), ("target", &said.target)]
+                            .map(|(role, lines)| host::last(role, lines));
+                        Failure::failed(format!("{why}\n{source}\n{target}"))
+                    })
+                });
+                match moved {
+                    Ok(moved) => {
+                        records::run(args, *host, &qemu.version, &moved, watch.others(), log);
+                        moves.push(moved);
+                        break;
+                    }
+                    Err(failure) => {
+                        let why = format!("{}: {failure}", host.name());
+                        log.failure("a move", &why);
+                        failed.push(Failed { why, is_last: attempt == attempts(*host) });
+                    }
                 }
             }
         }
@@ -172,8 +175,24 @@ fn warning(number: (u32, u32)) -> Option<String> {
     })
 }
 
-/// Prints everything, the summary first. The status is 1 if a goal is missed or a move has failed.
-fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed: &[String]) -> u8 {
+/// How often a move is tried. On emulated hosts with KVM about one of four fails: the guest hangs on the target, or
+/// QEMU cannot load it.
+const fn attempts(host: Host) -> u32 {
+    match host {
+        Host::Dunlin => 1,
+        Host::Kvm => 3,
+    }
+}
+
+/// A move that has failed.
+struct Failed {
+    why: String,
+    /// It was not tried again.
+    is_last: bool,
+}
+
+/// Prints everything, the summary first. The status is 1 if a goal is missed, or a move has failed for good.
+fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed: &[Failed]) -> u8 {
     let [dunlin, kvm] = all;
     let targets: Vec<Target> = ROWS.iter().filter_map(|row| target(row, dunlin, kvm)).collect();
     targets.iter().for_each(|target| target.record(log));
@@ -194,7 +213,9 @@ fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed
             }
         }
         targets.iter().for_each(|target| println!("{}", target.json()));
-        failed.iter().for_each(|why| println!("{}", json!({ "part": "failure", "why": why })));
+        for Failed { why, is_last } in failed {
+            println!("{}", json!({ "part": "failure", "why": why, "tried_again": !is_last }));
+        }
     } else {
         let met = targets.iter().filter(|target| target.met == Some(true)).count();
         let version = &qemu.version;
@@ -210,12 +231,14 @@ fn report(args: &MoveBenchArgs, log: &Log, qemu: &Qemu, all: &[Moves; 2], failed
         for Moves { host, moves } in all {
             moves.iter().for_each(|moved| println!("{:8} {}", host.name(), moved.picture()));
         }
-        failed.iter().for_each(|why| println!("\nfailed: {why}"));
+        for Failed { why, is_last } in failed {
+            println!("\n{}: {why}", if *is_last { "failed" } else { "failed, and tried again" });
+        }
         if let Some(warning) = warning(qemu.number) {
             println!("\n{warning}");
         }
     }
-    u8::from(!failed.is_empty() || targets.iter().any(|target| target.met != Some(true)))
+    u8::from(failed.iter().any(|failed| failed.is_last) || targets.iter().any(|target| target.met != Some(true)))
 }
 
 fn target(row: &Row, dunlin: &Moves, kvm: &Moves) -> Option<Target> {
