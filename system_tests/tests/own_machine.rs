@@ -336,11 +336,22 @@ fn devices_of_the_owner_reach_memory_that_firmware_uses_for_them() {
 #[test]
 fn owner_does_not_reach_the_registers_of_the_iommus_that_guard_the_hypervisor_from_its_devices() {
     for (iommu, registers) in [("amd-iommu", "0xfed80018"), ("intel-iommu,aw-bits=48", "0xfed90008")] {
-        // Control of the one, capabilities of the other: not all ones where they are within reach.
-        let script = format!("mknod /dev/mem c 1 1; echo \"read $(devmem {registers} 32)\"");
+        // Control of the one, capabilities of the other: not all ones where they are within reach. Then the number of
+        // functions on bus 0, and those of AMD among them, by ports and in memory.
+        let script = format!(
+            "mknod /dev/mem c 1 1; echo \"read $(devmem {registers} 32)\"; cd /sys/bus/pci/devices; \
+             echo $(ls -d 0000:00:*.0 | wc -l) and $(grep -l 0x1022 */vendor | wc -l) by ports; \
+             all=0 amds=0; for slot in $(seq 0 31); do case $(devmem $((0xb0000000 + slot * 32768)) 32) in \
+             0xFFFFFFFF) ;; *1022) amds=$((amds + 1)) ;; *) all=$((all + 1)) ;; esac; done; \
+             echo $all and $amds in memory"
+        );
         let qemu = ["--qemu-arg=-device".to_string(), format!("--qemu-arg={iommu}")];
         let said = dunlin_run_vms(120, &owner(), &["--exec", &script, &qemu[0], &qemu[1]]).stdout;
         assert!(said.contains("read 0xFFFFFFFF"), "{iommu}: {said}");
+        // The bridges of the host and of the chipset, and not the IOMMU of AMD.
+        for functions in ["2 and 0 by ports", "2 and 0 in memory"] {
+            assert!(said.contains(functions), "{iommu}, not {functions}: {said}");
+        }
     }
 }
 

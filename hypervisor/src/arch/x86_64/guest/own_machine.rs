@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::control::StopReason;
-use abi::payload::VmConfig;
+use abi::payload::{PciFunction, VmConfig};
 use addr::{Gpa, GpaRange, Hpa, HpaRange, PAGE_BYTES};
 use log::warn;
 use spin::Mutex;
@@ -277,8 +277,7 @@ fn firmwares_map(regions: &[GpaRange]) -> Vec<MapEntry> {
 impl MachineOfVm {
     /// With everything within reach that is not the hypervisor's or another VM's.
     pub(super) fn new() -> Self {
-        let used = virtio::used();
-        let mut config_ports = ConfigPorts::new(used.map(|used| used.function).into_iter().collect());
+        let mut config_ports = ConfigPorts::new(hidden_functions());
         // Firmware, or the hypervisor, has left it at any function.
         open_window(&mut config_ports);
         let emulated = SERIAL_PORTS.iter().map(|&(_, pin)| pin).chain([TOOL_PORT_PIN]);
@@ -379,6 +378,13 @@ impl MachineOfVm {
     }
 }
 
+/// The PCI functions that the hypervisor uses: the console of the control port, and AMD's IOMMUs, whose capability says
+/// where their registers are.
+fn hidden_functions() -> Vec<PciFunction> {
+    let console = virtio::used().map(|used| used.function);
+    console.into_iter().chain(iommu::functions().into_iter().map(|id| PciFunction::at(id.0))).collect()
+}
+
 /// Everything that is not the hypervisor's or another VM's.
 fn reach() -> Reach {
     let page = |gpa: Gpa| HpaRange::new(Hpa(gpa.0), PAGE_BYTES);
@@ -388,10 +394,8 @@ fn reach() -> Reach {
     let registers = used.map_or(&[][..], |used| &used.registers).iter().copied();
     // The memory windows into configuration space: one page for each function.
     let windows = acpi::machine().map_or(&[][..], |machine| &machine.ecam).iter();
-    let config_pages = used.into_iter().flat_map(move |used| {
-        windows
-            .clone()
-            .filter_map(move |window| page(Gpa(window.base.0 + u64::from(used.function.index()) * PAGE_BYTES)))
+    let config_pages = hidden_functions().into_iter().flat_map(move |function| {
+        windows.clone().filter_map(move |window| page(Gpa(window.base.0 + u64::from(function.index()) * PAGE_BYTES)))
     });
     let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
     let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages).chain(iommu::registers());

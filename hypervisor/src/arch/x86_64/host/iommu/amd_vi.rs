@@ -68,6 +68,10 @@ impl Iommus for Guards {
         self.ivrs.units().filter_map(|unit| HpaRange::new(unit.base, registers::BYTES)).collect()
     }
 
+    fn functions(&self) -> Vec<RequesterId> {
+        self.ivrs.units().map(|unit| RequesterId(unit.device.0)).collect()
+    }
+
     fn remaps_interrupts(&self) -> Result<(), String> {
         let reason = "firmware does not say which number the I/O APIC has for the IOMMU (ACPI table IVRS)";
         if self.can_remap { Ok(()) } else { Err(String::from(reason)) }

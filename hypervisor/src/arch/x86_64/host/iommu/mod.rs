@@ -62,6 +62,9 @@ trait Iommus: Send + Sync {
     /// As [`registers`].
     fn registers(&self) -> Vec<HpaRange>;
 
+    /// As [`functions`].
+    fn functions(&self) -> Vec<RequesterId>;
+
     /// Memory that a function must reach, whoever owns it: of one of these functions.
     fn reserved(&self, functions: &Functions) -> Vec<HpaRange>;
 
@@ -199,6 +202,11 @@ pub(in crate::arch::x86_64) fn has_registers_in(range: &HpaRange) -> bool {
 /// Where the IOMMUs have their registers. Nobody but the hypervisor may reach them.
 pub(in crate::arch::x86_64) fn registers() -> Vec<HpaRange> {
     GUARDS.get().map(|guards| guards.registers()).unwrap_or_default()
+}
+
+/// The IOMMUs that are PCI functions themselves. Nobody but the hypervisor may configure them.
+pub(in crate::arch::x86_64) fn functions() -> Vec<RequesterId> {
+    GUARDS.get().map(|guards| guards.functions()).unwrap_or_default()
 }
 
 /// Lets a function raise the interrupt `vector` of one pCPU, as its interrupt `number`, by the message that is

@@ -75,6 +75,10 @@ impl Iommus for Guards {
         self.units.iter().map(|unit| unit.lock().place).collect()
     }
 
+    fn functions(&self) -> Vec<RequesterId> {
+        Vec::new()
+    }
+
     fn remaps_interrupts(&self) -> Result<(), String> {
         self.interrupts.as_ref().map(|_| ()).map_err(Clone::clone)
     }
