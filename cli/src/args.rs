@@ -29,7 +29,7 @@ pub(crate) use check::CheckArgs;
 pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
-pub(crate) use machine::{MachineBenchArgs, MachinePart};
+pub(crate) use machine::{MachineBenchArgs, MachineClock, MachinePart};
 pub(crate) use moves::MoveBenchArgs;
 pub(crate) use parent::{ParentBenchArgs, ParentPart};
 pub(crate) use payload::PayloadArgs;
