@@ -8,6 +8,7 @@
 //! * [`compile`]: compiles C files, as many at a time as there are CPUs.
 //! * [`cut_off`]: the native cost of flushing pages, compared with flushing everything.
 //! * [`writer`]: writes to all of a large memory, and tells how fast.
+//! * [`registers`]: values in registers and flags, which must stay.
 //! * [`interrupts`]: how the kernel flushed, from its own counts.
 //! * [`affinity`]: on which CPUs threads run.
 //!
@@ -22,6 +23,7 @@ mod latencies;
 mod latency;
 mod memory;
 mod options;
+mod registers;
 mod stale;
 mod storm;
 mod writer;
@@ -35,6 +37,7 @@ dunlin-workloads storm   [--threads N] [--seconds S]               map, protect,
 dunlin-workloads latency [--threads N] [--calls K] [--pages P]     time mprotect of P pages while N-1 threads spin
 dunlin-workloads cut-off [--rounds R]                              what flushing pages, or everything, costs here
 dunlin-workloads writer  [--threads N] [--mib M] [--rate R] [--seconds S]   write M MiB again and again, R MiB a second
+dunlin-workloads registers [--threads N] [--seconds S]             keep values in registers and flags; look for lost ones
 dunlin-workloads compile [--jobs N] [--rounds R] [--files F]       compile C files (at most F), R times over
 
 N is the number of online CPUs when left out; of a writer, 1.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         "latency" => (&latency::OPTIONS, latency::run),
         "cut-off" => (&cut_off::OPTIONS, cut_off::run),
         "writer" => (&writer::OPTIONS, writer::run),
+        "registers" => (&registers::OPTIONS, registers::run),
         "compile" => (&compile::OPTIONS, compile::run),
         _ => {
             eprint!("{HELP}");
