@@ -35,6 +35,7 @@ const X2APIC: u128 = 1 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     LocalApic = 0,
+    Xsave = 1,
     SyntheticTimers = 4,
 }
 
@@ -205,6 +206,8 @@ fn get_part(vp: BorrowedFd<'_>, part: Part) -> Result<Vec<u8>> {
     call(vp, request::GET_STATE, [&mut page], |[at]| of_part(part, at)).with_context(|| format!("reading {part:?}"))?;
     let length = match part {
         Part::LocalApic => size_of::<LocalApicState>(),
+        // As much of it as there is, behind which the page is zero.
+        Part::Xsave => page.bytes().iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1),
         Part::SyntheticTimers => size_of::<hyperv_defs::page::TimersState>(),
     };
     Ok(page.bytes()[..length].to_vec())

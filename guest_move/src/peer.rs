@@ -64,7 +64,7 @@ pub(crate) enum Word {
 }
 
 /// It changes with [`Word`], and with the form of a word.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Longest word: the sums of 4 GiB have 10 MB.
 const LONGEST: usize = 16 << 20;
 /// Until the other side counts as gone, if it says nothing, or takes nothing.

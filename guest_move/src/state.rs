@@ -1,9 +1,11 @@
-//! What QEMU's migration leaves out.
+//! What a vCPU is, besides memory.
 //!
-//! QEMU 11.1 saves a vCPU's registers, MSRs and vector state. It saves neither its local APIC nor its synthetic
-//! interrupt controller and timers, and of the partition not its reference time. So a guest that it has loaded never
-//! gets its next timer's interrupt. QEMU writes none of these when it lets the guest go on, either. So they can be set
-//! before.
+//! QEMU 11.1 migrates a vCPU's registers, MSRs and vector state, but some come out wrong: of the flags, the arithmetic
+//! ones are those of a new vCPU, and all vector registers are zero. It migrates neither the local APIC nor the
+//! synthetic interrupt controller and its timers, and of the partition not the reference time: a guest without them
+//! never gets its next timer's interrupt. QEMU writes none of a vCPU's state when it lets the guest go on. So all of it
+//! is set before, from the one hypervisor to the other, but for the memory types and the counter (TSC), which QEMU gets
+//! right.
 //!
 //! Of a local APIC two things come together: what was saved, and what QEMU's devices ask for while they are loaded, as
 //! a VM generation ID does that is new. An APIC as it is after a reset would not take that. So it gets its state before
@@ -22,10 +24,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::{Guest, Part};
 
-/// Registers that QEMU does not carry, in the order in which they are set.
-const REGISTERS: [(&str, &[Register]); 7] = [
-    // QEMU sets it, too, but late. It decides whom an interrupt reaches.
+/// All registers that are carried, in the order in which they are set.
+const REGISTERS: [(&str, &[Register]); 12] = [
+    // It decides whom an interrupt reaches.
     ("mode of the local APIC", &[Register::ApicBase]),
+    (
+        "control registers",
+        &[Register::Xfem, Register::Cr0, Register::Cr2, Register::Cr3, Register::Cr4, Register::Cr8, Register::Efer],
+    ),
+    (
+        "segments",
+        &[
+            Register::Segment(0),
+            Register::Segment(1),
+            Register::Segment(2),
+            Register::Segment(3),
+            Register::Segment(4),
+            Register::Segment(5),
+            Register::Segment(6),
+            Register::Segment(7),
+            Register::Gdtr,
+            Register::Idtr,
+        ],
+    ),
+    (
+        "model-specific registers",
+        &[
+            Register::KernelGsBase,
+            Register::SysenterCs,
+            Register::SysenterEip,
+            Register::SysenterEsp,
+            Register::Star,
+            Register::Lstar,
+            Register::Cstar,
+            Register::Sfmask,
+            Register::Pat,
+            Register::TscAux,
+            Register::SpecCtrl,
+        ],
+    ),
     (
         "synthetic interrupt controller",
         &[
@@ -55,7 +92,32 @@ const REGISTERS: [(&str, &[Register]); 7] = [
         "debug registers",
         &[Register::Dr(0), Register::Dr(1), Register::Dr(2), Register::Dr(3), Register::Dr6, Register::Dr7],
     ),
+    (
+        "general registers",
+        &[
+            Register::Gpr(0),
+            Register::Gpr(1),
+            Register::Gpr(2),
+            Register::Gpr(3),
+            Register::Gpr(4),
+            Register::Gpr(5),
+            Register::Gpr(6),
+            Register::Gpr(7),
+            Register::Gpr(8),
+            Register::Gpr(9),
+            Register::Gpr(10),
+            Register::Gpr(11),
+            Register::Gpr(12),
+            Register::Gpr(13),
+            Register::Gpr(14),
+            Register::Gpr(15),
+            Register::Rip,
+            Register::Rflags,
+        ],
+    ),
     ("deadline", &[Register::TscDeadline]),
+    // After the instruction pointer, whose change ends an interrupt shadow.
+    ("interrupted event", &[Register::InterruptState, Register::PendingInterruption]),
     ("pending exception", &[Register::PendingEvent0]),
     // Whether it waits for its start, or for an interrupt.
     ("activity", &[Register::InternalActivityState]),
@@ -112,12 +174,14 @@ impl Needs {
 struct VpState {
     local_apic: Vec<u8>,
     timers: Vec<u8>,
+    /// The image of XSAVE: x87 and vector registers.
+    vector: Vec<u8>,
     /// As many as names in [`REGISTERS`].
     registers: Vec<u128>,
 }
 
 /// First bytes of a file, with a number that changes with the format.
-const MAGIC: [u8; 8] = *b"DunVPs\0\x02";
+const MAGIC: [u8; 8] = *b"DunVPs\0\x03";
 /// Sum of a state.
 const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
@@ -133,7 +197,8 @@ impl State {
             let one = || -> Result<VpState> {
                 let timers = vps.part(index, Part::SyntheticTimers)?;
                 let registers = vps.registers(index, &names)?;
-                Ok(VpState { timers, registers, local_apic: vps.part(index, Part::LocalApic)? })
+                let vector = vps.part(index, Part::Xsave)?;
+                Ok(VpState { timers, registers, vector, local_apic: vps.part(index, Part::LocalApic)? })
             };
             one().with_context(|| format!("vCPU {index}"))
         });
@@ -180,6 +245,8 @@ impl State {
                     let registers: Vec<_> = names.iter().copied().zip(values.by_ref()).collect();
                     vps.set_registers(index, &registers).context(what)?;
                 }
+                // Its components are those of XCR0 (`Xfem`).
+                vps.set_part(index, Part::Xsave, &vp.vector)?;
                 vps.set_part(index, Part::SyntheticTimers, &vp.timers)
             };
             one().with_context(|| format!("vCPU {index}"))?;
@@ -254,6 +321,7 @@ mod tests {
         let vp = |seed: u8| VpState {
             local_apic: vec![seed; 176],
             timers: vec![seed + 1; 200],
+            vector: vec![seed + 2; 832],
             registers: (0..names().count() as u128).collect(),
         };
         let features = ProcessorFeatures::SSE3 | ProcessorFeatures::SSSE3;
