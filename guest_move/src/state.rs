@@ -1,7 +1,7 @@
 //! What a vCPU is, besides memory.
 //!
 //! QEMU 11.1 migrates a vCPU's registers, MSRs and vector state, but some come out wrong: of the flags, the arithmetic
-//! ones are those of a new vCPU, and all vector registers are zero. It migrates neither the local APIC nor the
+//! ones are those of a new vCPU, and vector registers can be zero. It migrates neither the local APIC nor the
 //! synthetic interrupt controller and its timers, and of the partition not the reference time: a guest without them
 //! never gets its next timer's interrupt. QEMU writes none of a vCPU's state when it lets the guest go on. So all of it
 //! is set before, from the one hypervisor to the other, but for the memory types and the counter (TSC), which QEMU gets

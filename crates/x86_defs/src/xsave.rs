@@ -94,6 +94,10 @@ pub fn compact(
 /// Replaces the components `states` of `area`, in the standard format, by those of `image`, in either format.
 /// Components that the image has not got become initial. `mxcsr_mask` has the bits that MXCSR can have.
 ///
+/// The first part is an exception: if anything is in it, it counts although the header has the bit of neither of its
+/// two components. QEMU 11.1 clears the bits of components that its model of a CPU has not got, and a model without
+/// XSAVE has none of them, but XMM registers. No image of [`compact`] lacks a bit.
+///
 /// Afterwards the area's first part is complete: it says what the registers are, whatever the header's bits.
 ///
 /// # Errors
@@ -106,13 +110,15 @@ pub fn expand(
     mxcsr_mask: u32,
     area: &mut [u8],
 ) -> Result<(), Invalid> {
-    let present = word(image, XSTATE_BV).ok_or(Invalid)?;
+    let said = word(image, XSTATE_BV).ok_or(Invalid)?;
     let format = word(image, XCOMP_BV).ok_or(Invalid)?;
     let reserved = image.get(XCOMP_BV + 8..COMPONENTS).ok_or(Invalid)?;
     let is_compacted = format & COMPACTED != 0;
     let known = if is_compacted { format & !COMPACTED } else { states };
     let mxcsr = half_word(image, MXCSR).ok_or(Invalid)?;
-    let is_valid = present & !known == 0
+    let has_legacy = image.iter().take(USED_LEGACY_BYTES).any(|&byte| byte != 0);
+    let present = if said & (X87 | SSE) == 0 && has_legacy { said | X87 | SSE } else { said };
+    let is_valid = said & !known == 0
         && known & !states == 0
         && (is_compacted || format == 0)
         && reserved.iter().all(|&byte| byte == 0)

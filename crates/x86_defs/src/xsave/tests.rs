@@ -72,6 +72,7 @@ fn image_in_the_standard_format_is_taken_too() {
 #[test]
 fn component_that_is_absent_becomes_initial() {
     let mut image = image_of(&area());
+    image[..LEGACY_BYTES].fill(0);
     put(&mut image, XSTATE_BV, AVX);
     let mut back = area();
     assert_eq!(expand(&image, STATES, component, MASK, &mut back), Ok(()));
@@ -79,6 +80,25 @@ fn component_that_is_absent_becomes_initial() {
     assert!(back[X87_REGISTERS].iter().chain(&back[XMM_REGISTERS]).all(|&byte| byte == 0));
     assert_eq!(back[576..832], area()[576..832]);
     assert_eq!(word(&back, XSTATE_BV), Some(X87 | SSE | AVX), "the first part is told by its bytes");
+
+    let mut image = image_of(&area());
+    put(&mut image, XSTATE_BV, X87 | AVX);
+    assert_eq!(expand(&image, STATES, component, MASK, &mut back), Ok(()));
+    assert_eq!(back[X87_REGISTERS], area()[X87_REGISTERS]);
+    assert!(back[XMM_REGISTERS].iter().all(|&byte| byte == 0), "one of the two bits is set, so the other one counts");
+}
+
+#[test]
+fn first_part_counts_without_a_bit_because_qemus_model_of_a_cpu_may_have_no_xsave() {
+    for (present, layout) in [(0, 0), (0, X87 | SSE), (AVX, STATES)] {
+        let mut image = image_of(&area());
+        put(&mut image, XSTATE_BV, present);
+        put(&mut image, XCOMP_BV, COMPACTED | layout);
+        let mut back = fresh();
+        assert_eq!(expand(&image, STATES, component, MASK, &mut back), Ok(()));
+        assert_eq!(back[..USED_LEGACY_BYTES], area()[..USED_LEGACY_BYTES], "{present:#x}, {layout:#x}");
+        assert_eq!(word(&back, XSTATE_BV), Some(X87 | SSE | present));
+    }
 }
 
 #[test]
