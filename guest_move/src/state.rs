@@ -69,6 +69,7 @@ const REGISTERS: [(&str, &[Register]); 12] = [
             Register::Scontrol,
             Register::Siefp,
             Register::Simp,
+            Register::Sirbp,
             Register::Sint(0),
             Register::Sint(1),
             Register::Sint(2),
@@ -359,6 +360,38 @@ mod tests {
         let future = Needs { features: [0, 1 << 63], ..needs };
         let refused = future.check_against(&here(2, all)).expect_err("nobody has it").to_string();
         assert_eq!(refused, format!("this host's processor has no feature {:#x}", 1_u128 << 127));
+    }
+
+    /// Why a register is not carried, if it is not.
+    fn why_not(register: Register) -> Option<&'static str> {
+        use Register as R;
+        Some(match register {
+            R::Xmm(_) | R::FpMmx(_) | R::FpControlStatus | R::XmmControlStatus => "in the image of XSAVE",
+            R::Stimer(_) => "in the state of the timers",
+            R::Tsc | R::MtrrDefType | R::MtrrPhysBase(_) | R::MtrrPhysMask(_) | R::MtrrFixed(_) => "QEMU's, and right",
+            R::Hypercall | R::GuestOsId | R::ReferenceTsc => "of the partition: QEMU's, and right",
+            R::TimeRefCount => "of the partition",
+            R::ExplicitSuspend | R::InterceptSuspend | R::DispatchSuspend | R::RegisterPage => "the parent's own",
+            R::InitialApicId | R::MtrrCap | R::VpIndex | R::VpRuntime | R::Sversion => "cannot be set",
+            R::IntermediateCr0 | R::IntermediateCr3 | R::IntermediateCr4 | R::IntermediateCr8 => "other names",
+            R::Eom | R::TscAdjust => "has no value",
+            R::Bndcfgs | R::DebugCtl | R::PredCmd | R::VirtSpecCtrl | R::TsxCtrl | R::Xss | R::UCet | R::SCet => ZERO,
+            R::Ssp | R::PlSsp(_) | R::InterruptSspTable | R::UmwaitControl | R::Xfd | R::XfdErr => ZERO,
+            R::PendingEvent1 | R::DeliverabilityNotifications | R::VpRootSignalCount => ZERO,
+            R::InstructionEmulationHints | R::GuestCrashControl | R::GuestCrashParameter(_) => ZERO,
+            _ => return None,
+        })
+    }
+
+    const ZERO: &str = "always zero: of a feature that no guest has";
+
+    #[test]
+    fn every_register_is_carried_or_there_is_a_reason() {
+        let carried: Vec<_> = names().collect();
+        for register in Register::all() {
+            let why_not = why_not(register);
+            assert_eq!(carried.contains(&register), why_not.is_none(), "{register:?}: {why_not:?}");
+        }
     }
 
     #[test]
