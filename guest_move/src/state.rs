@@ -1,11 +1,10 @@
 //! What a vCPU is, besides memory.
 //!
 //! QEMU 11.1 migrates a vCPU's registers, MSRs and vector state, but some come out wrong: of the flags, the arithmetic
-//! ones are those of a new vCPU, and vector registers can be zero. It migrates neither the local APIC nor the
-//! synthetic interrupt controller and its timers, and of the partition not the reference time: a guest without them
-//! never gets its next timer's interrupt. QEMU writes none of a vCPU's state when it lets the guest go on. So all of it
-//! is set before, from the one hypervisor to the other, but for the memory types and the counter (TSC), which QEMU gets
-//! right.
+//! ones are those of a new vCPU, and vector registers can be zero. It migrates neither the local APIC nor the synthetic
+//! interrupt controller and its timers, and of the partition not the reference time: a guest without them never gets
+//! its next timer's interrupt. QEMU writes none of a vCPU's state when it lets the guest go on. So all of it is set
+//! before, from the one hypervisor to the other, but for the memory types, which QEMU gets right.
 //!
 //! Of a local APIC two things come together: what was saved, and what QEMU's devices ask for while they are loaded, as
 //! a VM generation ID does that is new. An APIC as it is after a reset would not take that. So it gets its state before
@@ -131,6 +130,8 @@ pub(crate) struct State {
     features: [u64; 2],
     /// In units of 100 ns.
     reference_time: u64,
+    /// The counter of all vCPUs at that time.
+    tsc: u64,
     vps: Vec<VpState>,
 }
 
@@ -194,6 +195,10 @@ impl State {
     /// Reads that of a guest that is stopped.
     pub(crate) fn save(guest: &Guest) -> Result<Self> {
         let (names, vps): (Vec<_>, _) = (names().collect(), guest.vps()?);
+        // One after the other: both are read at the same time, as far as a guest can tell.
+        let reference_time = guest.property(Property::ReferenceTime)?;
+        let [tsc]: [u128; 1] = vps.registers(0, &[Register::Tsc])?[..].try_into()?;
+        let tsc = u64::try_from(tsc)?;
         let states = (0..vps.count()).map(|index| {
             let one = || -> Result<VpState> {
                 let timers = vps.part(index, Part::SyntheticTimers)?;
@@ -204,7 +209,7 @@ impl State {
             one().with_context(|| format!("vCPU {index}"))
         });
         let vps = states.collect::<Result<_>>()?;
-        Ok(Self { features: guest.features()?.banks(), reference_time: guest.property(Property::ReferenceTime)?, vps })
+        Ok(Self { features: guest.features()?.banks(), reference_time, tsc, vps })
     }
 
     /// Whether a guest can go on with this state.
@@ -233,9 +238,13 @@ impl State {
     /// before that, what devices have asked for meanwhile is lost.
     pub(crate) fn load(&self, guest: &Guest) -> Result<()> {
         self.check(guest)?;
-        // First, because deadlines are times of this clock.
-        guest.set_property(Property::ReferenceTime, self.reference_time)?;
+        // First, because deadlines are times of these clocks. QEMU has set the counter when it had loaded the guest.
+        // Since then it has gone on, and for the guest no time has passed.
         let vps = guest.vps()?;
+        guest.set_property(Property::ReferenceTime, self.reference_time)?;
+        for index in 0..vps.count() {
+            vps.set_registers(index, &[(Register::Tsc, self.tsc.into())]).context("TSC")?;
+        }
         for (index, vp) in self.vps.iter().enumerate() {
             let one = || -> Result<()> {
                 // A timer that is due sets a bit in the local APIC, which must not be overwritten then.
@@ -326,7 +335,7 @@ mod tests {
             registers: (0..names().count() as u128).collect(),
         };
         let features = ProcessorFeatures::SSE3 | ProcessorFeatures::SSSE3;
-        State { features: features.banks(), reference_time: 77, vps: vec![vp(1), vp(9)] }
+        State { features: features.banks(), reference_time: 77, tsc: 99, vps: vec![vp(1), vp(9)] }
     }
 
     #[test]
@@ -368,7 +377,8 @@ mod tests {
         Some(match register {
             R::Xmm(_) | R::FpMmx(_) | R::FpControlStatus | R::XmmControlStatus => "in the image of XSAVE",
             R::Stimer(_) => "in the state of the timers",
-            R::Tsc | R::MtrrDefType | R::MtrrPhysBase(_) | R::MtrrPhysMask(_) | R::MtrrFixed(_) => "QEMU's, and right",
+            R::Tsc => "the same for all vCPUs: of the guest",
+            R::MtrrDefType | R::MtrrPhysBase(_) | R::MtrrPhysMask(_) | R::MtrrFixed(_) => "QEMU's, and right",
             R::Hypercall | R::GuestOsId | R::ReferenceTsc => "of the partition: QEMU's, and right",
             R::TimeRefCount => "of the partition",
             R::ExplicitSuspend | R::InterceptSuspend | R::DispatchSuspend | R::RegisterPage => "the parent's own",
