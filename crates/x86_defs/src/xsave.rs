@@ -117,7 +117,7 @@ pub fn expand(
     let known = if is_compacted { format & !COMPACTED } else { states };
     let mxcsr = half_word(image, MXCSR).ok_or(Invalid)?;
     let has_legacy = image.iter().take(USED_LEGACY_BYTES).any(|&byte| byte != 0);
-    let present = if said & (X87 | SSE) == 0 && has_legacy { said | X87 | SSE } else { said };
+    let present = if said & (X87 | SSE) == 0 && has_legacy { said | states & (X87 | SSE) } else { said };
     let is_valid = said & !known == 0
         && known & !states == 0
         && (is_compacted || format == 0)

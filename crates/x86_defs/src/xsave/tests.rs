@@ -99,6 +99,14 @@ fn first_part_counts_without_a_bit_because_qemus_model_of_a_cpu_may_have_no_xsav
         assert_eq!(back[..USED_LEGACY_BYTES], area()[..USED_LEGACY_BYTES], "{present:#x}, {layout:#x}");
         assert_eq!(word(&back, XSTATE_BV), Some(X87 | SSE | present));
     }
+    // Of components that are not asked for, nothing counts.
+    let mut image = image_of(&area());
+    put(&mut image, XSTATE_BV, 0);
+    put(&mut image, XCOMP_BV, COMPACTED);
+    let mut back = fresh();
+    put(&mut back, XSTATE_BV, 0);
+    assert_eq!(expand(&image, AVX, component, MASK, &mut back), Ok(()));
+    assert_eq!(word(&back, XSTATE_BV), Some(0));
 }
 
 #[test]
