@@ -84,7 +84,8 @@ impl Row {
         let spread = |values: &[f64]| Spread::of(values).map(Spread::json);
         json!({ "part": "row", "emulated": true, "by": by.name(), "what": self.what, "unit": self.unit,
             "dunlin": spread(&self.dunlin), "plain": spread(&self.plain), "ratio": self.ratio(),
-            "ratios": self.pairs().map(Spread::json), "goal": self.goal.to_string(), "met": self.ratio().map(|ratio| self.goal.is_met_by(ratio)) })
+            "ratios": self.pairs().map(Spread::json), "goal": self.goal.to_string(),
+            "met": self.ratio().map(|ratio| self.goal.is_met_by(ratio)) })
     }
 
     fn line(&self) -> String {
