@@ -328,5 +328,6 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
             "the VM has gone on meanwhile (somebody has resumed it, or nothing was read for too long)"
         }
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
+        Refusal::NoPml => "the processor does not list the pages that it writes, as Intel's do (use --source hardware)",
     }
 }

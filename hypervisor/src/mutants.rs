@@ -99,6 +99,10 @@ define! {
     CopyBeforeClear,
     /// The host writes to a guest's memory, and the log does not hear of it.
     HostWriteNotMarked,
+    /// What a pCPU has listed of its guest's writes is dropped.
+    WritesNotReported,
+    /// A round does not wait until guests that run have left, and so have reported.
+    ReportsNotCollected,
     /// A flush of everything on all vCPUs is asked for, and not waited for.
     FlushNotWaitedFor,
     /// Pages are taken away, and the TLBs are not flushed.

@@ -106,7 +106,7 @@ impl Port {
     pub fn start_log(&mut self, how: DirtyLogging, mirror: bool) -> bool {
         until("a log", || match self.ask(Command::DirtyStart { vm: 0, how: Some(how), mirror }) {
             Ok(Answer::Done) => Some(true),
-            Err(Refusal::NoHardwareLog) => Some(false),
+            Err(Refusal::NoHardwareLog | Refusal::NoPml) => Some(false),
             Err(Refusal::Logging) => None,
             other => panic!("{how:?}: {other:?}"),
         })

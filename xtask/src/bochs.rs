@@ -52,6 +52,8 @@ enum Guest {
     Debian { vcpus: u32 },
     /// A parent VM, in which unmodified QEMU runs a guest.
     Parent,
+    /// A parent VM that logs what another VM writes: by each way there is, with a copy that is compared in the end.
+    Logged,
     /// Two VMs with one vCPU each that run experiments of the measuring guest.
     Two { cmdline: &'static str },
     /// A VM with this many vCPUs that runs experiments of the measuring guest.
@@ -272,7 +274,32 @@ const RUNS: &[Run] = &[
         limit: MINUTE.saturating_mul(15),
         when: When::Named,
     },
+    Run {
+        name: "dirty-log",
+        what: "a parent logs what a Debian with 2 vCPUs writes, on 1 CPU (after `make parent`)",
+        cpus: 1,
+        guest: Guest::Logged,
+        machine: On::Usual,
+        not_on_vt_x: &[],
+        limit: MINUTE.saturating_mul(15),
+        when: When::Named,
+    },
 ];
+
+/// The VM `writer` writes to files in its memory. The parent logs that by each way that the processor has; each round
+/// updates a copy on the host.
+const LOGGERS_SCRIPT: &str = "\
+if [ ! -e /dev/mshv ]; then \
+while :; do dd if=/dev/urandom of=/tmp/random bs=64k count=16; dd if=/dev/zero of=/tmp/zero bs=64k count=64; done; \
+fi; \
+for source in pml hardware write-protect; do \
+dunlin dirty start writer --split adaptive --source $source --mirror || continue; \
+for round in 1 2 3 4; do dunlin dirty round writer; done; \
+dunlin pause writer; dunlin dirty round writer; \
+dunlin dirty compare writer && echo the copy by $source is right; \
+dunlin resume writer; dunlin dirty stop writer; \
+dunlin stats --vm writer | grep -e dirty -e stage; \
+done; dunlin stop writer";
 
 /// What the parent does: as on the PCs of `cargo xtask image-matrix`.
 const PARENTS_SCRIPT: &str = "dmesg | grep 'running as'; guest-microvm; echo the guest has ended with $?";
@@ -428,7 +455,7 @@ impl Run {
             bochs,
             image: &image,
             cpus: self.cpus,
-            memory_mib: if matches!(self.guest, Guest::Parent) { 2048 } else { 1024 },
+            memory_mib: if matches!(self.guest, Guest::Parent | Guest::Logged) { 2048 } else { 1024 },
             limit: self.limit,
         };
         let outcome = machine.run(&folder, &mut |words| tell(words))?;
@@ -456,6 +483,14 @@ impl Run {
             Guest::Parent => {
                 command.arg(places.root.join("vms/parent.toml")).args(["--exec", PARENTS_SCRIPT]);
             }
+            Guest::Logged => {
+                let file = folder.join("vms.toml");
+                let parent = "[[vm]]\nname = \"parent\"\nrole = \"parent\"\nvcpus = 2\nmemory = \"1G\"\n\
+                              kernel = \"parent\"\ninitrd = \"parent\"\n\n";
+                let writer = "[[vm]]\nname = \"writer\"\nvcpus = 2\nmemory = \"128M\"\n";
+                fs::write(&file, format!("{parent}{writer}"))?;
+                command.arg(file).args(["--exec", LOGGERS_SCRIPT]);
+            }
             Guest::Measuring { vcpus, apic, cmdline } => {
                 let file = folder.join("vms.toml");
                 let left_out = if processor == PROCESSORS[0] { &[] } else { self.not_on_vt_x };
@@ -479,6 +514,7 @@ impl Run {
         match &self.guest {
             Guest::Debian { vcpus } => Wants::debian(processor, self.cpus, *vcpus),
             Guest::Parent => Wants::parent(processor, self.cpus),
+            Guest::Logged => Wants::logged(processor, self.cpus),
             Guest::Two { .. } => Wants::experiments(processor, self.cpus, 2),
             Guest::Measuring { .. } => Wants::experiments(processor, self.cpus, 1),
         }

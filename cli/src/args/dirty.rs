@@ -20,8 +20,9 @@ when these are split:
   adaptive   at the first write to a large page; its other small pages then cost as little as --source allows
   eager      all of them when the log starts, at most --rate per second
   lazy       at the first write to a large page; each of its small pages then faults once more
---source (key `dirty_source`) decides what records writes:
-  hardware        the processor, in the page's entry: writes do not fault
+--source (key `dirty_source`) decides what records writes; by default the first that the machine has:
+  pml             the processor, in the page's entry and in a list, as Intel's do: no search, and no faults
+  hardware        the processor, in the page's entry: writes do not fault, but for one in 2 MiB after a pause
   write-protect   the hypervisor: pages are read-only until their first write
 
 `dunlin stats` shows the cost for each vCPU: dirty_faults, dirty_splits, stage2_broadcasts,

@@ -431,7 +431,7 @@ fn how_memory_is_mapped_and_logged_is_chosen_by_name() {
         ("split = 'never'", "x.toml:3: key 'split': "),
         ("split_rate = 0", "x.toml:3: key 'split_rate': "),
         ("split_rate = 'fast'", "x.toml:3: key 'split_rate': "),
-        ("dirty_source = 'pml'", "x.toml:3: key 'dirty_source': "),
+        ("dirty_source = 'guest'", "x.toml:3: key 'dirty_source': "),
     ] {
         let text = error(&format!("[[vm]]\nname = 'a'\n{line}\n"));
         assert!(text.starts_with(wanted), "{text}");

@@ -580,6 +580,8 @@ pub enum Refusal {
     OwnsDevices,
     /// No save with this number is under way, or the VM was told to go on before it stood still.
     NotSaving,
+    /// The machine records writes, but keeps no list of them.
+    NoPml,
 }
 
 /// The part of a VM's description that prevents its creation.

@@ -197,8 +197,10 @@ pub enum Split {
 pub enum DirtySource {
     /// The hypervisor: pages are read-only until their first write, which faults.
     WriteProtect,
-    /// The hardware, in the page's stage-2 entry (NPT: the D bit; Arm: FEAT_HAFDBS).
+    /// The hardware, in the page's stage-2 entry (NPT and EPT: the D bit; Arm: FEAT_HAFDBS).
     Hardware,
+    /// The same, and each pCPU lists the pages (PML of VT-x).
+    Pml,
 }
 
 /// The part of the Hyper-V interface that a guest gets (TLFS, feature discovery).

@@ -62,7 +62,7 @@ settings! {
     ApicMode, "kind of local APIC": X2Apic = "x2apic", XApic = "xapic";
     DecodeCache, "way to cache decoded instructions":
         Bytes = "bytes", WriteProtect = "write-protect", WriteProtectTables = "write-protect-tables", Off = "off";
-    DirtySource, "recorder of writes": Hardware = "hardware", WriteProtect = "write-protect";
+    DirtySource, "recorder of writes": Pml = "pml", Hardware = "hardware", WriteProtect = "write-protect";
     HyperV, "part of the Hyper-V interface": FlushIpi = "flush+ipi", Flush = "flush", Off = "off";
     Populate, "time to map memory": AtStart = "at-start", Touch2M = "touch-2M", Touch4K = "touch-4K";
     RemoteFlush, "way to flush TLBs": Hypercall = "hypercall", Ipi = "ipi";

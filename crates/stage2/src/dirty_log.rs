@@ -62,8 +62,8 @@ pub struct DirtyLog<W> {
 impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     /// A log of `slot`, whose `marks` are all clear. `None` if the slot is not aligned to pages or has too few marks.
     ///
-    /// `source` says what records writes to pages; `Hardware` only if the tree's [format](Format::records_writes)
-    /// supports it.
+    /// `source` says what records writes to pages; `Hardware` and `Listed` only if the tree's
+    /// [format](Format::records_writes) supports it.
     pub fn new(slot: GpaRange, source: Source, policy: Policy, marks: W) -> Option<Self> {
         let pages = slot.bytes() / PAGE_BYTES;
         let is_good = slot.start.is_aligned(PageSize::Size4K)
@@ -83,7 +83,7 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     pub fn granularity(&self) -> Granularity {
         match (self.policy, self.source) {
             (Policy::Lazy, _) | (_, Source::WriteProtect) => Granularity::WriteProtected,
-            (Policy::Eager | Policy::Adaptive, Source::Hardware) => Granularity::Recorded,
+            (Policy::Eager | Policy::Adaptive, Source::Hardware | Source::Listed) => Granularity::Recorded,
         }
     }
 

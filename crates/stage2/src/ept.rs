@@ -223,7 +223,7 @@ impl<const INDEX_BITS: u32> Format for EptOf<INDEX_BITS> {
     fn is_written(&self, bits: u64, source: Source) -> bool {
         let by = match source {
             Source::WriteProtect => WRITE,
-            Source::Hardware => DIRTY,
+            Source::Hardware | Source::Listed => DIRTY,
         };
         bits & (by | MARKED) != 0
     }

@@ -43,6 +43,17 @@ pub enum Source {
     WriteProtect,
     /// The hardware, in the leaf.
     Hardware,
+    /// The same, and the hardware lists what it records. Each address of the list is [reported](crate::Walk::report)
+    /// before its processor enters the guest again.
+    Listed,
+}
+
+impl Source {
+    /// Whether the hardware records writes.
+    #[must_use]
+    pub const fn is_hardware(self) -> bool {
+        matches!(self, Self::Hardware | Self::Listed)
+    }
 }
 
 /// A page-table format with 64-bit entries.
@@ -92,7 +103,7 @@ pub trait Format {
     fn table(&self, hpa: Hpa, level: u32) -> u64;
 
     /// A bit that the hardware ignores in entries that point to tables, clear at first. Set: no page below was written,
-    /// and none can be without a fault.
+    /// and none can be without a fault or a [report](crate::Walk::report).
     fn quiet(&self) -> u64;
 
     /// Another such bit: nothing below was written between two rounds of a dirty log.
@@ -158,7 +169,7 @@ pub trait Format {
 
     /// The clean leaf: a page as `source` requires, a larger one write-protected.
     fn cleaned(&self, level: u32, bits: u64, source: Source) -> u64 {
-        if level == 0 && source == Source::Hardware { self.recorded(bits) } else { self.write_protected(bits) }
+        if level == 0 && source.is_hardware() { self.recorded(bits) } else { self.write_protected(bits) }
     }
 
     /// The leaf, written and writable, so that further writes cost nothing.

@@ -240,6 +240,17 @@ struct Cleaner<'a, F, P, T, Picked, Spill> {
     left: bool,
 }
 
+impl<F: Format, P: Pages, T, Picked, Spill> Cleaner<'_, F, P, T, Picked, Spill> {
+    /// Whether the page with this leaf lets its table be quiet: it was not written, and wakes the table when it is.
+    #[inline]
+    fn is_quiet(&self, bits: u64) -> bool {
+        match self.source {
+            Source::Listed => !self.walk.format().is_written(bits, self.source),
+            Source::WriteProtect | Source::Hardware => self.walk.is_still(bits),
+        }
+    }
+}
+
 impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> Visitor
     for Cleaner<'_, F, P, T, Picked, Spill>
 {
@@ -252,14 +263,14 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
         self.mode = match self.source {
             // The state of pages that are not visited is unknown.
             _ if part != table.page() => Mode::Leave,
-            Source::WriteProtect => Mode::Hush,
+            Source::WriteProtect | Source::Listed => Mode::Hush,
             Source::Hardware if !self.walk.is_idle(table) => Mode::Leave,
             Source::Hardware if self.walk.all_below(pages, |bits| !written(bits)) => Mode::Protect,
             Source::Hardware => Mode::Leave,
         };
         (self.found, self.left) = (false, false);
         if self.mode != Mode::Leave {
-            // Before the first page is read: a fault that makes a page writable later will see it.
+            // Before the first page is read: a fault that makes a page writable later, or a report, will see it.
             self.walk.change_table(table.cell, |bits| bits | self.walk.format().quiet());
         }
         true
@@ -268,7 +279,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
     #[inline]
     fn passes(&mut self, _: Gpa, bits: u64) -> bool {
         let passes = self.mode != Mode::Protect && !self.walk.format().is_written(bits, self.source);
-        self.left |= passes && !self.walk.is_still(bits);
+        self.left |= passes && !self.is_quiet(bits);
         passes
     }
 
@@ -279,8 +290,10 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
         self.found |= is_written;
         let mode = if leaf.level > 0 { Mode::Leave } else { self.mode };
         let bits = match (is_meant, mode) {
-            (true, Mode::Leave) => self.walk.format().cleaned(leaf.level, leaf.bits, self.source),
-            (true, Mode::Hush | Mode::Protect) => self.walk.format().write_protected(leaf.bits),
+            (true, _) if mode == Mode::Leave || self.source == Source::Listed => {
+                self.walk.format().cleaned(leaf.level, leaf.bits, self.source)
+            }
+            (true, _) => self.walk.format().write_protected(leaf.bits),
             (false, Mode::Protect) if !is_written => self.walk.format().write_protected(leaf.bits),
             (false, _) => leaf.bits,
         };
@@ -288,12 +301,15 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
             (self.spill)(page);
         }
         if bits != leaf.bits {
-            if !self.walk.exchange(leaf, bits) {
+            // A page that becomes quiet wakes nothing: a report that came in between would be forgotten with it.
+            let wakes = !(self.is_quiet(bits) && mode == Mode::Hush);
+            let done = if wakes { self.walk.exchange(leaf, bits) } else { leaf.exchange(self.walk.pages, bits) };
+            if !done {
                 return false;
             }
             self.stale.add(self.walk.tree.owed_for(page, leaf.level));
         }
-        self.left |= !self.walk.is_still(bits);
+        self.left |= !self.is_quiet(bits);
         true
     }
 
@@ -301,7 +317,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
         let format = self.walk.format();
         let (quiet, idle) = (format.quiet(), format.idle());
         let change = |bits: u64| match (self.mode, self.found) {
-            (Mode::Leave, _) if self.source == Source::WriteProtect => bits,
+            (Mode::Leave, _) if self.source != Source::Hardware => bits,
             (Mode::Leave, true) => bits & !idle,
             (Mode::Leave, false) => bits | idle,
             (Mode::Hush | Mode::Protect, _) if self.left => bits & !(quiet | idle),
@@ -318,7 +334,7 @@ struct Ahead(Source);
 impl Dress for Ahead {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
         // A written leaf stays written: `recorded` would lose that.
-        if self.0 == Source::Hardware && level == 0 && !format.is_written(bits, self.0) {
+        if self.0.is_hardware() && level == 0 && !format.is_written(bits, self.0) {
             format.recorded(bits)
         } else {
             bits

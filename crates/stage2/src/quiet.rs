@@ -21,10 +21,31 @@
 //! If the hardware records writes, its leaves are writable, and no fault would wake their table. Such a table becomes
 //! *idle* after a round without writes, and quiet after a second one: its pages are write-protected. The next write
 //! faults, and makes all of them writable for the hardware again.
+//!
+//! Hardware that also lists what it records needs none of that ([`Source::Listed`](crate::Source::Listed)). A table
+//! becomes quiet as soon as its pages are clean, and they stay writable. The first write to a page goes into its
+//! processor's list. When the guest has left, the list is taken, and each address [reported](Walk::report). In the
+//! order above, the hardware's write to the leaf is the fault's first step, and the report is its second. So a round
+//! may miss a write that is not reported yet, the next one does not, and no guest faults.
 
 use crate::fault::Slot;
 use crate::tree::entries;
-use crate::{Cell, Format, PageTableEntry, Pages, Walk};
+use crate::{Cell, Format, PageTableEntry, Pages, Tlb, Walk};
+use addr::Gpa;
+
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
+    /// The hardware has listed a write to `gpa`, and has recorded it in the leaf before: the next round looks there.
+    /// Any number of processors may do this at the same time. Never waits.
+    pub fn report(self, gpa: Gpa) {
+        if gpa >= self.tree.limit() {
+            return;
+        }
+        let slot = self.descend_to(gpa, 1);
+        if let PageTableEntry::Table(_) = slot.entry {
+            self.change_table(slot.cell, |bits| bits & !self.format().quiet());
+        }
+    }
+}
 
 impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
     pub(crate) fn is_quiet(self, table: &Slot) -> bool {

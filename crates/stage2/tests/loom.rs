@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use stage2::{
     Access, Cell, DirtyLog, Epochs, Fault, Granularity, Iommu, MarkWord, NptOf, Pages, Policy, Quiescence, Rounds,
-    Source, Spare, Stale, Start, Tlb, Tree, Walker, Walking,
+    Source, Spare, Stale, Start, Tlb, Tree, Walk, Walker, Walking,
 };
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
@@ -248,8 +248,23 @@ impl Tlb for Pool {
     }
 }
 
-/// One thread makes a page writable while another makes its table quiet: a writable page must be found in the end.
-fn opener_and_cleaner(ordered: bool) {
+/// The leaf of the second page: it maps host page zero, so no other entry is without an address.
+fn leaf_of_host_page_zero(pool: &Pool) -> &AtomicU64 {
+    let mut entries = pool.tables.iter().flatten();
+    let is_leaf = |entry: &&AtomicU64| {
+        let bits = entry.load(Ordering::Relaxed);
+        bits & 1 != 0 && bits & 0xf_ffff_ffff_f000 == 0
+    };
+    entries.find(is_leaf).expect("mapped")
+}
+
+/// A guest's second page becomes `OPEN` while another thread makes its table quiet: such a page must be found in the
+/// end.
+fn opener_and_cleaner<const OPEN: u64>(
+    ordered: bool,
+    source: Source,
+    open: impl Fn(&Pool, Walk<'_, NptOf<1>, Pool, Pool>) + Copy + Sync + Send + 'static,
+) {
     explore(move || {
         let pool = Pool::new(ordered);
         let (tree, mut shape) =
@@ -260,7 +275,7 @@ fn opener_and_cleaner(ordered: bool) {
             let range = GpaRange::new(Gpa(page << 12), 1 << 12).expect("a range");
             tree.walk_mut(&pool, &pool, &mut shape).map(range, Hpa((1 - page) << 12), Access::ALL).expect("tables");
         }
-        let log = DirtyLog::new(slot, Source::WriteProtect, Policy::Lazy, [MarkWord::new()]).expect("enough marks");
+        let log = DirtyLog::new(slot, source, Policy::Lazy, [MarkWord::new()]).expect("enough marks");
         let walk = tree.walk(&pool, &pool, &shape);
         log.start(walk, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
 
@@ -269,9 +284,7 @@ fn opener_and_cleaner(ordered: bool) {
             let shared = shared.clone();
             thread::spawn(move || {
                 let (pool, tree, _, shape) = &*shared;
-                let (wanted, granularity) = (Access::READ_WRITE, Granularity::WriteProtected);
-                let fault = tree.walk(pool, pool, shape).fault(Gpa(1 << 12), wanted, granularity);
-                assert!(matches!(fault, Fault::Retry(_)));
+                open(pool, tree.walk(pool, pool, shape));
             })
         };
         let (pool, tree, log, shape) = &*shared;
@@ -283,22 +296,48 @@ fn opener_and_cleaner(ordered: bool) {
         opener.join().expect("no panic");
         fence(Ordering::SeqCst);
 
-        // The second page maps host page zero: its leaf is the only entry without an address.
-        let entries = pool.tables.iter().flatten().map(|entry| entry.load(Ordering::Relaxed));
-        let leaf = entries.into_iter().find(|bits| bits & 1 != 0 && bits & 0xf_ffff_ffff_f000 == 0).expect("mapped");
-        let is_open = leaf & 2 != 0;
+        let is_open = leaf_of_host_page_zero(pool).load(Ordering::Relaxed) & OPEN != 0;
         let mut dirty = [0];
         log.get(walk, 0, &mut dirty);
         assert_eq!(dirty[0], if is_open { 0b10 } else { 0 }, "a page is open, and nobody will look at it");
     });
 }
 
+const WRITABLE: u64 = 1 << 1;
+const DIRTY: u64 = 1 << 6;
+
+fn by_fault(_: &Pool, walk: Walk<'_, NptOf<1>, Pool, Pool>) {
+    let fault = walk.fault(Gpa(1 << 12), Access::READ_WRITE, Granularity::WriteProtected);
+    assert!(matches!(fault, Fault::Retry(_)));
+}
+
+/// The hardware records the write, and lists it.
+fn by_list(pool: &Pool, walk: Walk<'_, NptOf<1>, Pool, Pool>) {
+    leaf_of_host_page_zero(pool).fetch_or(DIRTY, Ordering::AcqRel);
+    pool.fence();
+    walk.report(Gpa(1 << 12));
+}
+
 #[test]
 fn page_that_is_opened_while_its_table_becomes_quiet_is_found() {
-    opener_and_cleaner(true);
+    opener_and_cleaner::<WRITABLE>(true, Source::WriteProtect, by_fault);
 }
 
 #[test]
 fn without_one_order_of_all_exchanges_an_open_page_is_missed() {
-    assert!(catch_unwind(|| opener_and_cleaner(false)).is_err());
+    assert!(catch_unwind(|| opener_and_cleaner::<WRITABLE>(false, Source::WriteProtect, by_fault)).is_err());
+}
+
+#[test]
+fn page_that_is_listed_while_its_table_becomes_quiet_is_found() {
+    opener_and_cleaner::<DIRTY>(true, Source::Listed, by_list);
+}
+
+#[test]
+fn report_before_the_record_is_missed() {
+    let too_early = |pool: &Pool, walk: Walk<'_, NptOf<1>, Pool, Pool>| {
+        walk.report(Gpa(1 << 12));
+        leaf_of_host_page_zero(pool).fetch_or(DIRTY, Ordering::AcqRel);
+    };
+    assert!(catch_unwind(move || opener_and_cleaner::<DIRTY>(true, Source::Listed, too_early)).is_err());
 }

@@ -53,7 +53,8 @@ pub fn exit(image: &mut Vmcb, held: &mut Fields, left: &Left, code: impl FnOnce(
 #[must_use]
 pub fn unmasks_nmis(image: &Vmcb, interruptibility: u32, reason: u32, details: u32) -> bool {
     const BY_IRET: u32 = 1 << 12;
-    let comes_again = matches!(reason, reason::EPT_VIOLATION | reason::EXCEPTION_OR_NMI) && details & BY_IRET != 0;
+    let comes_again =
+        matches!(reason, reason::EPT_VIOLATION | reason::PML_FULL | reason::EXCEPTION_OR_NMI) && details & BY_IRET != 0;
     let interrupted = image.control.exit_int_info;
     let is_delivery = interrupted.is_valid() && interrupted.kind() == EventKind::Nmi;
     interruptibility & BY_NMI == 0 && !comes_again && !is_delivery

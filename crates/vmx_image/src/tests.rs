@@ -203,6 +203,7 @@ fn iret_ends_the_mask_unless_it_comes_again() {
     assert!(unmasks_nmis(&plain, BY_STI, reason::CPUID, AGAIN), "of CPUID the bit says nothing");
     assert!(!unmasks_nmis(&plain, BY_NMI, reason::CPUID, 0));
     assert!(!unmasks_nmis(&plain, 0, reason::EPT_VIOLATION, AGAIN));
+    assert!(!unmasks_nmis(&plain, 0, reason::PML_FULL, AGAIN));
     assert!(!unmasks_nmis(&plain, 0, reason::EXCEPTION_OR_NMI, AGAIN));
     assert!(unmasks_nmis(&plain, 0, reason::EPT_VIOLATION, 0));
     // The NMI's own delivery has met a fault: the mask belongs to what goes in next.

@@ -195,6 +195,11 @@ pub(crate) trait Arch: Sized + 'static {
         epoch: u64,
         tally: Tally<'_>,
     );
+    /// Whether pCPUs list the writes that they record in stage 2.
+    fn lists_writes() -> bool;
+    /// After an exit, and before others may take the vCPU for out of its guest: reports what the pCPU has listed.
+    /// `second` as in [`enter`](Self::enter).
+    fn report_writes(second: bool, run: &mut Running<'_>);
     /// Handles the last exit. `second` as in [`enter`](Self::enter).
     fn handle_exit(second: bool, run: &mut Running<'_>) -> Next;
 
@@ -435,6 +440,8 @@ macro_rules! implement {
                     epoch: u64,
                     tally: $crate::vcpu::Tally<'_>
                 ) -> () = entry::enter;
+                fn lists_writes() -> bool = hwvirt::lists_writes;
+                fn report_writes(second: bool, run: &mut $crate::vcpu::run::Running<'_>) -> () = entry::report_writes;
                 fn handle_exit(
                     second: bool,
                     run: &mut $crate::vcpu::run::Running<'_>

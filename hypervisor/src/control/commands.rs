@@ -296,6 +296,7 @@ impl Attended {
         self.session = Some(started.map_err(|error| match error {
             StartError::OutOfMemory => Refusal::OutOfMemory,
             StartError::NoHardwareLog => Refusal::NoHardwareLog,
+            StartError::NoPml => Refusal::NoPml,
             StartError::OwnsDevices => Refusal::OwnsDevices,
         })?);
         Ok(Some(Answer::Done))

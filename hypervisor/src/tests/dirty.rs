@@ -96,6 +96,56 @@ pub(super) const BY_HARDWARE: Scenario = Scenario {
     },
 };
 
+/// The hardware records writes, and lists them.
+pub(super) const BY_LIST: Scenario = Scenario {
+    name: "a dirty log by the hardware's list",
+    cpus: 2,
+    count: 1_000,
+    steps: STEPS,
+    script: |simulation| {
+        simulation.list_writes();
+        let source = Some(DirtySource::Pml);
+        logged(simulation, DirtyLogging { split: Split::Adaptive, source, splits_per_second: None });
+    },
+};
+
+/// A guest writes, and stays in the guest. A round finds all that it has written until then.
+pub(super) const WHILE_IT_RUNS: Scenario = Scenario {
+    name: "a round of a dirty log while the guest runs",
+    cpus: 1,
+    count: 200,
+    // The guest looks at a word all the time.
+    steps: 10 * STEPS,
+    script: |simulation| {
+        const GO: u64 = DONE + 8;
+        simulation.list_writes();
+        let how = DirtyLogging { split: Split::Adaptive, source: None, splits_per_second: None };
+        let config = VmConfig { dirty: how, ..config("running", 1) };
+        let turn = |turn| [Op::Write((turn % 3 + 1) * PAGE, turn), Op::Write(DONE, turn), Op::Await(GO, turn)];
+        let turns = (1..=TURNS).flat_map(turn).chain([Op::ShutDown]).collect();
+        let vm = start(simulation, &config, vec![turns]);
+        let mut session = Session::start(&vm, how, true).unwrap_or_else(|_| panic!("there is memory for a mirror"));
+        let is_done = |turn: u64| {
+            let mut word = [0; 8];
+            vm.memory.read(Gpa(DONE), &mut word) && u64::from_le_bytes(word) == turn
+        };
+        for turn in 1..=TURNS {
+            while !is_done(turn) {
+                relax();
+            }
+            session.begin_round(false);
+            finish(&mut session, &vm);
+            session.begin_comparison();
+            let Done::Compared(comparison) = finish(&mut session, &vm) else { panic!("a comparison was asked for") };
+            assert_eq!(comparison.different, 0, "turn {turn}: the round has missed a page: {comparison:?}");
+            assert!(vm.memory.write(Gpa(GO), &turn.to_le_bytes()));
+        }
+        drop(session);
+        until_gone(simulation, vm);
+    },
+};
+const TURNS: u64 = 3;
+
 /// Has the hypervisor write to several pages, of which a pCPU remembers one at a time.
 fn visited() -> Vec<Op> {
     let pages = [1, 33, 65].map(|page| Op::WriteByHost(page * PAGE, page));
@@ -184,6 +234,16 @@ fn copy_kept_by_write_faults_is_the_guests_memory_in_the_end() {
 #[test]
 fn copy_kept_by_the_hardwares_records_is_the_guests_memory_in_the_end() {
     explore(BY_HARDWARE);
+}
+
+#[test]
+fn copy_kept_by_the_hardwares_list_is_the_guests_memory_in_the_end() {
+    explore(BY_LIST);
+}
+
+#[test]
+fn round_finds_what_a_guest_has_written_that_did_not_leave_since() {
+    explore(WHILE_IT_RUNS);
 }
 
 #[test]

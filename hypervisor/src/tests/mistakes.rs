@@ -42,6 +42,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::DevicesNotFlushed => devices::TAKEN,
         Mutant::DevicesKept => devices::OWNER_ENDS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
+        Mutant::WritesNotReported => dirty::BY_LIST,
+        Mutant::ReportsNotCollected => dirty::WHILE_IT_RUNS,
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
         Mutant::BegunTwice => lent::CREATED_TWICE,

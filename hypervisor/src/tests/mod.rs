@@ -107,6 +107,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         devices::TAKEN,
         devices::OWNER_ENDS,
         dirty::BY_FAULTS,
+        dirty::BY_LIST,
         dirty::FIRST_TOUCH,
         end::BESIDE_WORK,
         lent::TAKEN_FROM_CHILD,

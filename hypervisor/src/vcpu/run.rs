@@ -128,6 +128,9 @@ fn run_loop<const SECOND_BACK_END: bool>(
             run.vcpu.presence().leave();
         }
         Machine::enter(SECOND_BACK_END, &mut run.owner.arch, host, tags, run.vm.memory.epoch(), run.tally);
+        if !mutants::is(Mutant::WritesNotReported) {
+            Machine::report_writes(SECOND_BACK_END, run);
+        }
         run.vcpu.presence().leave();
 
         match Machine::handle_exit(SECOND_BACK_END, run) {

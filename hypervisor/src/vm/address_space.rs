@@ -138,6 +138,17 @@ impl Memory {
         self.flush(&Plan::whole(), vcpus, Targets::All, None);
     }
 
+    /// On return every write is reported that the guests of `vcpus` have made before the call, where pCPUs list writes.
+    pub(crate) fn collect_reports(&self, vcpus: &[Block<Vcpu>]) {
+        if !Machine::lists_writes() || mutants::is(Mutant::ReportsNotCollected) {
+            return;
+        }
+        // Each vCPU reports on its way out of the guest. Nothing is left for it: it goes on at once.
+        let mut wait = None;
+        let all = vcpus.iter().map(|vcpu| &**vcpu);
+        let _ = shootdown::run(all, Vcpu::presence, |_| (), Machine::kick_all, || (), |cpu| kick_again(&mut wait, cpu));
+    }
+
     /// The vCPU, which is about to enter, does the flushes that others have requested.
     pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
         let taken = vcpu.requests().take();

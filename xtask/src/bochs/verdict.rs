@@ -54,6 +54,15 @@ impl Wants {
         wants
     }
 
+    /// A parent that logs another VM's writes. Only Intel's processor lists them.
+    pub(super) fn logged(processor: Processor, cpus: u32) -> Self {
+        let mut wants = Self::of_all(processor, cpus);
+        let ways = ["pml", "hardware", "write-protect"].into_iter().skip(usize::from(processor == PROCESSORS[0]));
+        wants.words.extend(ways.map(|way| format!("the copy by {way} is right")));
+        wants.never = &["panic", "BUG:", "Oops", "rcu: INFO"];
+        wants
+    }
+
     /// Experiments of this many measuring guests; none may find an error.
     pub(super) fn experiments(processor: Processor, cpus: u32, guests: usize) -> Self {
         let mut wants = Self::of_all(processor, cpus);

@@ -78,6 +78,8 @@ mutants! {
     WokenFirst,
     /// A fault makes a page writable and does not wake the table.
     NotWoken,
+    /// What the hardware has listed is not reported.
+    NotReported,
     /// A lost round counts as received.
     ForgottenOnCancel,
     /// Flushes in the middle of operations are skipped.
@@ -104,6 +106,8 @@ pub(crate) struct World {
     pub(crate) awakened: u64,
     /// Number of DSBs of each processor since its last flush began.
     barriers: BTreeMap<usize, u32>,
+    /// What each processor has listed of its guest's writes, and not reported.
+    pub(crate) listed: BTreeMap<usize, Vec<u64>>,
     next_value: u64,
 }
 
@@ -131,6 +135,7 @@ impl Machine {
             hushed: 0,
             awakened: 0,
             barriers: BTreeMap::new(),
+            listed: BTreeMap::new(),
             next_value: 1,
         };
         Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })

@@ -54,7 +54,8 @@ fn settings(processors: &[Rules], kind: Kind) -> Vec<Setting> {
         // No log is active.
         (Kind::TakeAway | Kind::TakePages | Kind::FirstTouch, _) => &[Source::WriteProtect][..],
         (_, Rules::Arm { hafdbs: false, .. }) => &[Source::WriteProtect],
-        _ => &[Source::WriteProtect, Source::Hardware],
+        (_, Rules::Arm { .. }) => &[Source::WriteProtect, Source::Hardware],
+        (_, Rules::Nested) => &[Source::WriteProtect, Source::Hardware, Source::Listed],
     };
     let policies = match kind {
         Kind::TakeAway | Kind::TakePages | Kind::FirstTouch => &POLICIES[..1],
@@ -119,8 +120,11 @@ fn what_the_model_is_there_for_does_happen() {
         let (source, policy) = (Source::Hardware, Policy::Adaptive);
         scenario::run(Setting { rules, kind, source, policy, mutant: Mutant::Nothing }, schedules);
     }
+    let (rules, kind, policy) = (Rules::Nested, Kind::Follow, Policy::Adaptive);
+    scenario::run(Setting { rules, kind, source: Source::Listed, policy, mutant: Mutant::Nothing }, 100);
     let seen = seen();
-    let counts = [seen.recorded, seen.broadcasts, seen.locals, seen.stops, seen.collapsed, seen.disturbed];
+    let counts =
+        [seen.reported, seen.recorded, seen.broadcasts, seen.locals, seen.stops, seen.collapsed, seen.disturbed];
     for count in counts.into_iter().chain([seen.conflicts, seen.hushed, seen.awakened, seen.cancelled, seen.restarted])
     {
         assert!(count > 10, "{seen:?}");

@@ -103,6 +103,8 @@ mutants! {
     table_that_is_woken_before_its_page_is_opened_is_caught_on_nested_pages: WokenFirst, Awake, Rules::Nested, WriteProtect, Adaptive => LOST;
     table_that_is_not_woken_is_caught: NotWoken, Awake, arm(0, false), WriteProtect, Adaptive => LOST;
     table_that_is_not_woken_is_caught_on_nested_pages: NotWoken, Awake, Rules::Nested, Hardware, Adaptive => LOST;
+    list_that_is_not_reported_is_caught: NotReported, Awake, Rules::Nested, Listed, Adaptive => LOST;
+    report_that_wakes_nothing_is_caught: NotWoken, Awake, Rules::Nested, Listed, Adaptive => LOST;
     cancel_that_forgets_is_caught: ForgottenOnCancel, Follow, Rules::Nested, Hardware, Adaptive => LOST;
     missing_flush_after_unmap_is_caught: NoFlushOfRange, TakeAway, arm(2, true), Hardware, Adaptive => OLD | TWO;
     missing_flush_after_unmap_is_caught_on_nested_pages: NoFlushOfRange, TakeAway, Rules::Nested, Hardware, Adaptive => OLD;
@@ -140,6 +142,7 @@ const DEMANDED: &[(&str, &[Mutant])] = &[
     ("late free", &[Mutant::FreedEarly, Mutant::NoFlushOfRange]),
     ("order of a harvest", &[Mutant::NoFlush, Mutant::CopiedFirst, Mutant::ForgottenOnCancel]),
     ("written, then marked", &[Mutant::MarkedFirst]),
+    ("what the hardware lists", &[Mutant::NotReported]),
     ("made writable, then marked", &[Mutant::WokenFirst, Mutant::NotWoken]),
 ];
 

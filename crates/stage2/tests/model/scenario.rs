@@ -10,8 +10,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
 use stage2::{
-    Access, Collapse, DirtyLog, Epochs, Format, Iommu, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape, Source,
-    Spare, Stale, Start, Tree, VmsaOf, Walk, Walker,
+    Access, Collapse, DirtyLog, Epochs, Format, Iommu, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape,
+    Source, Spare, Stale, Start, Tree, VmsaOf, Walk, Walker,
 };
 
 use crate::machine::{Cpu, Machine, Mutant};
@@ -87,6 +87,8 @@ pub(crate) struct Guest<F> {
     pub(crate) log: Option<Log>,
     pub(crate) epochs: Epochs<Vec<Walker>>,
     pub(crate) kind: Kind,
+    /// The hardware lists its writes.
+    pub(crate) is_listed: bool,
     /// Host address of its memory.
     pub(crate) host: u64,
     /// How many pages it writes to, from the first on.
@@ -198,7 +200,8 @@ fn guest<F: Format>(setting: &Setting, format: F, cpu: &Cpu, kind: Kind) -> (Gue
     let log = matches!(kind, Kind::Follow | Kind::Collapse | Kind::Awake).then_some(log);
     let walkers = (0..VCPUS + 2).map(|_| Walker::new()).collect();
     let writable = AtomicU64::new(if matches!(kind, Kind::TakePages | Kind::Awake) { FEW } else { PAGES });
-    (Guest { tree, log, epochs: Epochs::new(walkers), kind, host, writable }, shape)
+    let is_listed = log.is_some() && setting.source == Source::Listed;
+    (Guest { tree, log, epochs: Epochs::new(walkers), kind, is_listed, host, writable }, shape)
 }
 
 thread_local! {
@@ -234,6 +237,8 @@ pub(crate) struct Seen {
     /// Tables that became quiet, and that were woken.
     pub(crate) hushed: u64,
     pub(crate) awakened: u64,
+    /// Writes that were listed and reported.
+    pub(crate) reported: u64,
     /// Rounds that were lost.
     pub(crate) cancelled: u64,
     /// Logs that ended and began again.
@@ -252,6 +257,7 @@ impl Seen {
         conflicts: 0,
         hushed: 0,
         awakened: 0,
+        reported: 0,
         cancelled: 0,
         restarted: 0,
     };

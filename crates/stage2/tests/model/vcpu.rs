@@ -31,6 +31,7 @@ pub(crate) fn run_vcpu<F: Format>(guests: &[Guest<F>], cpu: &Cpu) {
         write(&guests[vm], &cpu.of(vm), &mut spare, &mut owed[vm], page << 12);
         spare.give_back(cpu);
     }
+    report(&guests[0], cpu);
     (0..).zip(owed).for_each(|(vm, owed)| cpu.of(vm).pay(owed));
 }
 
@@ -39,7 +40,11 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         enter(cpu);
         let stop = {
             let mut world = cpu.machine.step();
+            let before = world.walks.events().recorded;
             let result = world.walks.access(cpu.number, gpa, true);
+            if guest.is_listed && world.walks.events().recorded != before {
+                world.listed.entry(cpu.number).or_default().push(gpa);
+            }
             if let Ok(hpa) = result {
                 // The first vCPU to touch a page has chosen its frame.
                 let is_choice = guest.kind == Kind::FirstTouch && hpa & !0xfff != EARLIER_LIFE;
@@ -50,6 +55,10 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
             result
         };
         cpu.machine.step().walks.leave(cpu.number);
+        // Some writes are of one stay in the guest.
+        if stop.is_err() || cpu.pick(2) == 0 {
+            report(guest, cpu);
+        }
         if stop.is_ok() {
             return;
         }
@@ -95,6 +104,19 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         }
     }
     panic!("a guest faults for ever at {gpa:#x}");
+}
+
+/// The guest has exited: the hypervisor reports what the processor has listed.
+fn report<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
+    if !guest.is_listed {
+        return;
+    }
+    let listed = cpu.machine.step().listed.remove(&cpu.number).unwrap_or_default();
+    if cpu.machine.mutant == Mutant::NotReported {
+        return;
+    }
+    count(|seen| seen.reported += listed.len() as u64);
+    listed.into_iter().for_each(|gpa| guest.walk(cpu, |walk| walk.report(Gpa(gpa))));
 }
 
 fn enter(cpu: &Cpu) {

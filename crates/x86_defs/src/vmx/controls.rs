@@ -56,6 +56,8 @@ const PRIMARY_AT_TIMES: &[Named] =
 const SECONDARY: &[Named] = &[(1, "enable EPT"), (5, "enable VPID"), (6, "WBINVD exiting"), (7, "unrestricted guest")];
 /// The secondary control without which RDTSCP and RDPID do not exist.
 const RDTSCP: u32 = 1 << 3;
+/// The secondary control by which the processor lists the pages that it writes, for which it must record that.
+const PML: u32 = 1 << 17;
 const EXIT: &[Named] =
     &[(2, "save debug controls"), (9, "host address-space size"), (19, "load IA32_PAT"), (21, "load IA32_EFER")];
 const ENTRY: &[Named] = &[(2, "load debug controls"), (14, "load IA32_PAT"), (15, "load IA32_EFER")];
@@ -161,12 +163,16 @@ impl Capability {
         choose(allowed, PRIMARY_AT_TIMES)?;
         let primary = choose(allowed, PRIMARY)?;
         let allowed = msr(msr::VMX_SECONDARY);
-        let secondary = choose(allowed, SECONDARY)? | high(allowed) & RDTSCP;
+        let mut secondary = choose(allowed, SECONDARY)? | high(allowed) & RDTSCP;
+        let may_list = high(allowed) & PML;
         let exit = choose(msr(msr::VMX_TRUE_EXIT), EXIT)?;
         let allowed = msr(msr::VMX_TRUE_ENTRY);
         choose(allowed, ENTRY_AT_TIMES)?;
         let entry = choose(allowed, ENTRY)?;
         let ept_vpid = msr(msr::VMX_EPT_VPID_CAP);
+        if ept_vpid & EPT_ACCESSED_DIRTY != 0 {
+            secondary |= may_list;
+        }
         if let Some((_, name)) = EPT_VPID.iter().find(|(bit, _)| ept_vpid >> bit & 1 == 0) {
             return Err(Missing::Control(name));
         }
@@ -195,6 +201,12 @@ impl Capability {
     #[must_use]
     pub const fn has_accessed_dirty(&self) -> bool {
         self.ept_vpid & EPT_ACCESSED_DIRTY != 0
+    }
+
+    /// Whether it also lists the pages that it writes (page-modification logging; SDM vol. 3C, 29.3.6).
+    #[must_use]
+    pub const fn has_pml(&self) -> bool {
+        self.controls.secondary & PML != 0
     }
 
     /// The pointer to stage 2, an HPA, with the way to walk it (SDM vol. 3C, 25.6.11).
@@ -252,7 +264,7 @@ mod tests {
         assert_eq!(found.revision(), 0x2b);
         assert_eq!(found.cr0_set, 0x20, "NE; PE and PG are the guest's");
         assert_eq!(found.cr4_set, 0x2000, "VMXE");
-        assert!(found.has_gib_pages() && found.has_accessed_dirty());
+        assert!(found.has_gib_pages() && found.has_accessed_dirty() && found.has_pml());
         assert_eq!(found.ept_pointer(0x1234_5000), 0x1234_505e);
         for (controls, number) in [
             (found.controls.pin, msr::VMX_TRUE_PIN),
@@ -289,6 +301,15 @@ mod tests {
                 assert_eq!(missing, Missing::Control(name));
                 assert!(format!("{missing}").contains(name));
             }
+        }
+    }
+
+    #[test]
+    fn writes_are_listed_only_by_a_processor_that_records_them() {
+        for (number, bit) in [(msr::VMX_SECONDARY, 32 + 17), (msr::VMX_EPT_VPID_CAP, 21)] {
+            let without = |asked: u32| if asked == number { skylake(asked) & !(1 << bit) } else { skylake(asked) };
+            let found = Capability::read(without).expect("it is no need");
+            assert!(!found.has_pml(), "MSR {number:#x}");
         }
     }
 

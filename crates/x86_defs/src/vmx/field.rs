@@ -7,6 +7,8 @@
 pub const VPID: u32 = 0x0000;
 /// Selector of ES; those of CS, SS, DS, FS, GS, LDTR and TR follow.
 pub const GUEST_ES_SELECTOR: u32 = 0x0800;
+/// The entry of the list of written pages that is written next; entries are written from the last one on.
+pub const GUEST_PML_INDEX: u32 = 0x0812;
 /// The host's ES.
 pub const HOST_ES_SELECTOR: u32 = 0x0c00;
 /// The host's CS.
@@ -27,6 +29,8 @@ pub const IO_BITMAP_A: u32 = 0x2000;
 pub const IO_BITMAP_B: u32 = 0x2002;
 /// HPA of the map of MSRs.
 pub const MSR_BITMAP: u32 = 0x2004;
+/// HPA of the list of written pages.
+pub const PML_ADDRESS: u32 = 0x200e;
 /// Added to the TSC that the guest reads.
 pub const TSC_OFFSET: u32 = 0x2010;
 /// HPA of stage 2, and how to walk it.
@@ -191,10 +195,10 @@ mod tests {
 
     #[test]
     fn encodings_say_the_width_and_the_part_that_names_say() {
-        for field in [VPID, GUEST_ES_SELECTOR, HOST_ES_SELECTOR, HOST_TR_SELECTOR] {
+        for field in [VPID, GUEST_ES_SELECTOR, GUEST_PML_INDEX, HOST_ES_SELECTOR, HOST_TR_SELECTOR] {
             assert_eq!(width(field), BITS_16, "{field:#x}");
         }
-        for field in [IO_BITMAP_A, MSR_BITMAP, TSC_OFFSET, EPT_POINTER, GUEST_PHYSICAL_ADDRESS, GUEST_PAT, HOST_EFER] {
+        for field in [IO_BITMAP_A, PML_ADDRESS, TSC_OFFSET, EPT_POINTER, GUEST_PHYSICAL_ADDRESS, GUEST_PAT, HOST_EFER] {
             assert_eq!(width(field), BITS_64, "{field:#x}");
         }
         for field in [PIN_CONTROLS, SECONDARY_CONTROLS, EXIT_REASON, GUEST_SS_RIGHTS, GUEST_INTERRUPTIBILITY] {
@@ -206,7 +210,7 @@ mod tests {
         for (fields, number) in [
             ([VPID, ENTRY_EVENT, TSC_OFFSET, CR4_SHADOW], 0),
             ([GUEST_PHYSICAL_ADDRESS, EXIT_REASON, IDT_VECTORING, EXIT_QUALIFICATION], 1),
-            ([GUEST_ES_SELECTOR, GUEST_EFER, GUEST_ACTIVITY, GUEST_RIP], 2),
+            ([GUEST_PML_INDEX, GUEST_EFER, GUEST_ACTIVITY, GUEST_RIP], 2),
             ([HOST_GS_SELECTOR, HOST_PAT, HOST_SYSENTER_CS, HOST_GS_BASE], 3),
         ] {
             for field in fields {
@@ -217,8 +221,17 @@ mod tests {
 
     #[test]
     fn no_encoding_asks_for_the_upper_half_of_a_field() {
-        for field in [IO_BITMAP_A, IO_BITMAP_B, MSR_BITMAP, TSC_OFFSET, EPT_POINTER, VMCS_LINK, GUEST_PDPTE0, HOST_PAT]
-        {
+        for field in [
+            IO_BITMAP_A,
+            IO_BITMAP_B,
+            MSR_BITMAP,
+            PML_ADDRESS,
+            TSC_OFFSET,
+            EPT_POINTER,
+            VMCS_LINK,
+            GUEST_PDPTE0,
+            HOST_PAT,
+        ] {
             assert_eq!(field & 1, 0, "{field:#x}");
         }
     }

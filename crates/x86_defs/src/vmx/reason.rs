@@ -60,5 +60,7 @@ pub const INVVPID: u32 = 53;
 pub const WBINVD: u32 = 54;
 /// XSETBV.
 pub const XSETBV: u32 = 55;
+/// The list of written pages is full.
+pub const PML_FULL: u32 = 62;
 /// Set beside the reason if the entry has failed.
 pub const FAILED_ENTRY: u32 = 1 << 31;

@@ -64,6 +64,8 @@ pub(super) struct Hardware {
     pub(super) flushed: BTreeMap<(u64, u32, u64), u64>,
     /// Pools that are made from now on give a tag to each VM, not to each vCPU.
     pub(super) tags_of_vms: bool,
+    /// pCPUs list the writes that they record.
+    pub(super) lists_writes: bool,
     /// The programs of the VMs' vCPUs.
     pub(super) programs: BTreeMap<String, Vec<Arc<[Op]>>>,
     /// Bytes on the control port's wire: to the host, and from it.
@@ -165,6 +167,7 @@ impl Machine {
                 granted: BTreeMap::new(),
                 flushed: BTreeMap::new(),
                 tags_of_vms: false,
+                lists_writes: false,
                 programs: BTreeMap::new(),
                 to_host: VecDeque::new(),
                 from_host: Vec::new(),
@@ -348,6 +351,11 @@ impl Simulation {
     /// From now on pools give one tag to all vCPUs of a VM, as AArch64 does.
     pub(crate) fn tag_vms(&self) {
         self.machine.hardware().tags_of_vms = true;
+    }
+
+    /// From now on pCPUs list the writes that they record, as Intel's do. There are no VMs yet.
+    pub(crate) fn list_writes(&self) {
+        self.machine.hardware().lists_writes = true;
     }
 
     /// Waits until `is_so`.

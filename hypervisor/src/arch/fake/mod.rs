@@ -247,6 +247,10 @@ pub(crate) mod hwvirt {
         false
     }
 
+    pub(crate) fn lists_writes() -> bool {
+        super::machine::machine().hardware().lists_writes
+    }
+
     /// The first pCPU runs the test's script.
     pub(crate) const fn spares_first_cpu() -> bool {
         true
@@ -258,7 +262,11 @@ pub(crate) mod entry {
     use super::hwvirt::HostContext;
     use super::tags::CpuTags;
     use super::vcpu::ArchVcpu;
+    use crate::arch::{Arch as _, Machine};
     use crate::vcpu::Tally;
+    use crate::vcpu::run::Running;
+    use crate::vm::address_space::AllTlbs;
+    use addr::Gpa;
 
     pub(crate) fn enter(
         _: bool,
@@ -269,6 +277,16 @@ pub(crate) mod entry {
         tally: Tally<'_>,
     ) {
         vcpu.enter(tags, epoch, tally);
+    }
+
+    pub(crate) fn report_writes(_: bool, run: &mut Running<'_>) {
+        let pages = run.owner.arch.take_list();
+        if pages.is_empty() || !Machine::lists_writes() {
+            return;
+        }
+        let (tlbs, walking) = (AllTlbs::of(run.vm), run.vm.memory.announce(run.cpu.id));
+        let walk = run.vm.memory.walk(&tlbs, &walking);
+        pages.into_iter().for_each(|page| walk.report(Gpa(page)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A vCPU: its position in its program, its interrupts, its timer, and the execution of an instruction.
 
+use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -51,6 +52,8 @@ pub(crate) struct ArchVcpu {
     pub(super) found: Option<(u64, Word)>,
     /// A word that the hypervisor writes before the next instruction: its address and the value.
     pub(super) owed: Option<(u64, u64)>,
+    /// Pages in whose leaves the pCPU has recorded a write since the last exit.
+    listed: RefCell<Vec<u64>>,
     tags: VcpuTags,
 }
 
@@ -90,6 +93,7 @@ impl VcpuState<Machine> for ArchVcpu {
             left_at: 0,
             found: None,
             owed: None,
+            listed: RefCell::default(),
             tags,
         }
     }
@@ -382,6 +386,11 @@ impl ArchVcpu {
         Ok(word(leaf.hpa + gpa % 4096))
     }
 
+    /// Takes what the pCPU has listed.
+    pub(super) fn take_list(&mut self) -> Vec<u64> {
+        self.listed.take()
+    }
+
     /// Walks the nested tables, and sets the access bits in the leaf.
     fn walk(&self, gpa: u64, is_write: bool) -> Result<Leaf, Exit> {
         let mut table = self.root.0;
@@ -403,6 +412,9 @@ impl ArchVcpu {
                     continue;
                 }
                 table = bits & ADDRESS;
+                if new & !bits & DIRTY != 0 {
+                    self.listed.borrow_mut().push(gpa & !4095);
+                }
                 if is_leaf {
                     let within = gpa & ((1 << (12 + 9 * level)) - 1) & !4095;
                     return Ok(Leaf {

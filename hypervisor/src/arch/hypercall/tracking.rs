@@ -19,6 +19,7 @@ use super::Ended;
 use super::budget::Budget;
 use super::memory::{pages_from, pages_of};
 use super::parent::{Caller, Deposited};
+use crate::arch::{Arch as _, Machine};
 use crate::cpu;
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
@@ -73,6 +74,7 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
     let mut marks: [MarkWord; WORDS] = core::array::from_fn(|_| MarkWord::new());
 
     let memory = &vm.memory;
+    memory.collect_reports(vm.vcpus());
     let (tlbs, walking) = (AllTlbs::of(&vm), memory.announce(cpu::this().id));
     let walk = memory.walk(&tlbs, &walking);
     let (mut dirty, mut accessed): (Bits, Bits) = ([0; WORDS], [0; WORDS]);
@@ -137,7 +139,8 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
 /// The log of the `count` pages from `first` on, whose bits are `marks`.
 fn log_of(first: u64, count: u64, marks: &[MarkWord]) -> Result<DirtyLog<&[MarkWord]>, Status> {
     let slot = pages_from(first, count).ok_or(Status::InvalidParameter)?;
-    DirtyLog::new(slot, Source::Hardware, Policy::Adaptive, marks).ok_or(Status::InvalidParameter)
+    let source = if Machine::lists_writes() { Source::Listed } else { Source::Hardware };
+    DirtyLog::new(slot, source, Policy::Adaptive, marks).ok_or(Status::InvalidParameter)
 }
 
 /// The numbers of the words of `count` pages from bit `first` on.

@@ -129,7 +129,7 @@ pub(crate) trait WorldSwitch {
     fn open_ports(&mut self, closed: impl Iterator<Item = u16>);
 
     /// Pages that only the processor that runs the vCPU writes.
-    fn own_pages(&self) -> OwnPages;
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages>;
 
     /// Which registers of speculation the guest uses without an exit.
     fn passed(&self) -> Passed;
@@ -381,6 +381,11 @@ pub(crate) mod hwvirt {
         is_vmx()
     }
 
+    /// Whether pCPUs list the writes that they record in stage 2.
+    pub(crate) fn lists_writes() -> bool {
+        is_vmx() && vmx::lists_writes()
+    }
+
     /// See [`Backend::features`].
     pub(crate) fn features() -> Features {
         if is_vmx() { vmx::features() } else { Chosen::features() }
@@ -501,6 +506,7 @@ pub(crate) mod entry {
     use crate::arch::x86_64::guest::vcpu::ArchVcpu;
     use crate::arch::x86_64::vmx;
     use crate::vcpu::Tally;
+    use crate::vcpu::run::Running;
 
     /// See [`Backend::enter`].
     #[inline(always)]
@@ -516,6 +522,14 @@ pub(crate) mod entry {
             vmx::enter(vcpu, tags, epoch, tally);
         } else if let Some(own) = &host.own {
             Chosen::enter(vcpu, own, tags, epoch, tally);
+        }
+    }
+
+    /// Reports what an Intel processor has listed since the entry.
+    #[inline(always)]
+    pub(crate) fn report_writes(is_vmx: bool, run: &mut Running<'_>) {
+        if is_vmx {
+            vmx::report_writes(run);
         }
     }
 }

@@ -97,61 +97,73 @@ pub(in crate::tests) const HARVESTED: Scenario = Scenario {
     cpus: 2,
     count: 200,
     steps: STEPS,
+    script: harvested,
+};
+
+/// The same, where pCPUs list their writes.
+pub(in crate::tests) const HARVESTED_BY_LIST: Scenario = Scenario {
+    name: "a parent copies a child's memory, whose writes are listed",
     script: |simulation| {
-        let family = Family::new(simulation, vec![writes(0), written_for(1)]);
-        assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED, OF_LENT, OF_OWN]), all(COUNT));
-        assert_eq!(family.track(true), all(0));
-        let mut copies = [[0; 4096]; COUNT as usize];
-        let copy = |copies: &mut Copies, page: u64, home: u64| {
-            let from = [OF_FIXED, home, OF_OWN][usize::try_from(page).expect("one of three")];
-            let into = &mut copies[usize::try_from(page).expect("one of three")];
-            assert!(family.parent.memory.read(Gpa(from * PAGE_BYTES), into), "page {from:#x} is not there");
-        };
-        let harvest = |copies: &mut Copies, home| {
-            family.dirty(FIXED, COUNT, CLEAR).into_iter().for_each(|page| copy(copies, page, home));
-        };
-        let mut home = HOMES[0];
-        harvest(&mut copies, home);
-        family.start();
-        for round in 0..2 {
-            // The page moves, and the log is read before, in between or after.
-            assert_eq!(family.map(LENT, NO_ACCESS, &[0]), all(1));
-            if round % 3 == 1 {
-                harvest(&mut copies, home);
-            }
-            let next = HOMES[usize::from(home == HOMES[0])];
-            let mut content = [0; 4096];
-            assert!(family.parent.memory.read(Gpa(home * PAGE_BYTES), &mut content));
-            assert!(family.parent.memory.write(Gpa(next * PAGE_BYTES), &content));
-            assert_eq!(family.map(LENT, RIGHTS, &[next]), all(1));
-            home = next;
-            family.serve();
-            (0..8).for_each(|_| relax());
-            if round % 3 != 1 {
-                harvest(&mut copies, home);
-            }
-        }
-        let is_done = |number: u64| family.word(OF_FIXED, DONE + 8 * number) != 0;
-        for turn in 1..=TURNS {
-            simulation.wait_until("the vCPU has its turn", || {
-                family.serve();
-                family.word(OF_OWN, 0) == turn
-            });
+        simulation.list_writes();
+        harvested(simulation);
+    },
+    ..HARVESTED
+};
+
+fn harvested(simulation: &Simulation) {
+    let family = Family::new(simulation, vec![writes(0), written_for(1)]);
+    assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED, OF_LENT, OF_OWN]), all(COUNT));
+    assert_eq!(family.track(true), all(0));
+    let mut copies = [[0; 4096]; COUNT as usize];
+    let copy = |copies: &mut Copies, page: u64, home: u64| {
+        let from = [OF_FIXED, home, OF_OWN][usize::try_from(page).expect("one of three")];
+        let into = &mut copies[usize::try_from(page).expect("one of three")];
+        assert!(family.parent.memory.read(Gpa(from * PAGE_BYTES), into), "page {from:#x} is not there");
+    };
+    let harvest = |copies: &mut Copies, home| {
+        family.dirty(FIXED, COUNT, CLEAR).into_iter().for_each(|page| copy(copies, page, home));
+    };
+    let mut home = HOMES[0];
+    harvest(&mut copies, home);
+    family.start();
+    for round in 0..2 {
+        // The page moves, and the log is read before, in between or after.
+        assert_eq!(family.map(LENT, NO_ACCESS, &[0]), all(1));
+        if round % 3 == 1 {
             harvest(&mut copies, home);
-            family.write(OF_FIXED, GO, turn);
         }
-        simulation.wait_until("both vCPUs have ended", || {
+        let next = HOMES[usize::from(home == HOMES[0])];
+        let mut content = [0; 4096];
+        assert!(family.parent.memory.read(Gpa(home * PAGE_BYTES), &mut content));
+        assert!(family.parent.memory.write(Gpa(next * PAGE_BYTES), &content));
+        assert_eq!(family.map(LENT, RIGHTS, &[next]), all(1));
+        home = next;
+        family.serve();
+        (0..8).for_each(|_| relax());
+        if round % 3 != 1 {
+            harvest(&mut copies, home);
+        }
+    }
+    let is_done = |number: u64| family.word(OF_FIXED, DONE + 8 * number) != 0;
+    for turn in 1..=TURNS {
+        simulation.wait_until("the vCPU has its turn", || {
             family.serve();
-            is_done(0) && is_done(1)
+            family.word(OF_OWN, 0) == turn
         });
         harvest(&mut copies, home);
-        let mut now = copies;
-        (0..COUNT.into()).for_each(|page| copy(&mut now, page, home));
-        assert!(now == copies, "the copy differs from the child's memory");
-        assert_eq!(family.dirty(FIXED, COUNT, 0), [], "nobody writes any more");
-        family.end();
-    },
-};
+        family.write(OF_FIXED, GO, turn);
+    }
+    simulation.wait_until("both vCPUs have ended", || {
+        family.serve();
+        is_done(0) && is_done(1)
+    });
+    harvest(&mut copies, home);
+    let mut now = copies;
+    (0..COUNT.into()).for_each(|page| copy(&mut now, page, home));
+    assert!(now == copies, "the copy differs from the child's memory");
+    assert_eq!(family.dirty(FIXED, COUNT, 0), [], "nobody writes any more");
+    family.end();
+}
 
 /// Accessed pages are told beside written ones, whatever is in their word.
 fn tell_accessed(simulation: &Simulation) {
@@ -492,6 +504,7 @@ fn child_writes_and_ends_while_its_large_pages_come_back() {
 #[test]
 fn copy_of_a_childs_memory_follows_its_log_while_a_page_moves() {
     explore(HARVESTED);
+    explore(HARVESTED_BY_LIST);
 }
 
 #[test]

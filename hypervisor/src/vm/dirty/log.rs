@@ -73,6 +73,7 @@ pub(crate) fn source(source: DirtySource) -> Source {
     match source {
         DirtySource::WriteProtect => Source::WriteProtect,
         DirtySource::Hardware => Source::Hardware,
+        DirtySource::Pml => Source::Listed,
     }
 }
 
@@ -145,7 +146,7 @@ impl DirtyState {
         self.number.fetch_add(1, Ordering::Relaxed);
         self.has_gaps.store(true, Ordering::SeqCst);
         self.on_fault.set(match policy(how.split) {
-            Policy::Eager | Policy::Adaptive if by == Source::Hardware => Granularity::Recorded,
+            Policy::Eager | Policy::Adaptive if by.is_hardware() => Granularity::Recorded,
             _ => Granularity::WriteProtected,
         });
         // Before anything is copied: see `wrote`.

@@ -99,6 +99,8 @@ pub(crate) enum StartError {
     OutOfMemory,
     /// The machine does not record writes.
     NoHardwareLog,
+    /// It records them, and keeps no list.
+    NoPml,
     /// The VM owns devices, whose writes nothing records.
     OwnsDevices,
 }
@@ -113,9 +115,11 @@ impl From<Exhausted> for StartError {
 fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
     let records_writes = vm.memory.tree().format().records_writes();
     match how.source {
+        None if Machine::lists_writes() => Ok(Source::Listed),
         None if records_writes => Ok(Source::Hardware),
         None => Ok(Source::WriteProtect),
         Some(DirtySource::Hardware) if !records_writes => Err(StartError::NoHardwareLog),
+        Some(DirtySource::Pml) if !Machine::lists_writes() => Err(StartError::NoPml),
         Some(source) => Ok(log::source(source)),
     }
 }
@@ -250,6 +254,7 @@ impl Session {
                 source: Some(match self.source {
                     Source::WriteProtect => DirtySource::WriteProtect,
                     Source::Hardware => DirtySource::Hardware,
+                    Source::Listed => DirtySource::Pml,
                 }),
                 ..self.how
             }),
@@ -337,6 +342,10 @@ impl Session {
 
     /// Finds the dirty pages of a slot and cleans them. Their numbers are in `found` then; they may be copied.
     fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) {
+        if slot == 0 {
+            // What is written from now on may be left to the next round.
+            vm.memory.collect_reports(vm.vcpus());
+        }
         let log = self.log(vm, slot);
         let (tlbs, walking) = (AllTlbs::of_kept(vm), walk(vm));
         let stage2 = vm.memory.walk(&tlbs, &walking);

@@ -17,6 +17,7 @@ use crate::arch::aarch64::register::write_register;
 use crate::arch::aarch64::speculation::behind_exit;
 use crate::arch::trace::{self, TraceEvent};
 use crate::vcpu::Tally;
+use crate::vcpu::run::Running;
 
 /// The registers that the switch loads and stores.
 #[derive(Clone, Debug, Default)]
@@ -82,6 +83,9 @@ pub(crate) fn enter(_: bool, vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut Cp
     vcpu.left_at = counter::now_after_exit();
     tally.add(|count| &count.guest_ticks, vcpu.left_at.wrapping_sub(entered_at));
 }
+
+/// No processor lists writes.
+pub(crate) const fn report_writes(_: bool, _: &mut Running<'_>) {}
 
 /// Runs the guest until its next exit.
 ///

@@ -184,6 +184,11 @@ pub(crate) const fn uses_second_back_end() -> bool {
     false
 }
 
+/// Processors that list writes (FEAT_HDBSS) are newer than all known ones.
+pub(crate) const fn lists_writes() -> bool {
+    false
+}
+
 /// The architecture's name, as the tool calls it.
 pub(crate) const fn name() -> &'static str {
     "aarch64"

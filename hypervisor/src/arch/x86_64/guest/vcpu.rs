@@ -123,7 +123,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
     /// Pages that only the pCPU that runs the vCPU writes.
     fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
-        [self.hardware.own_pages(), self.fpu.own_pages()].into_iter().chain(emulate::own_pages(&self.emulator))
+        self.hardware.own_pages().chain([self.fpu.own_pages()]).chain(emulate::own_pages(&self.emulator))
     }
 
     /// Starts the vCPU as a kernel's boot protocol wants it.

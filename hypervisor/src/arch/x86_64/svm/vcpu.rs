@@ -128,12 +128,10 @@ impl WorldSwitch for Vcpu {
         }
     }
 
-    fn own_pages(&self) -> OwnPages {
-        if let Some(vmx) = &self.vmx {
-            return vmx.own_pages();
-        }
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         let hva = Hva(core::ptr::from_ref(&*self.vmcb).addr() as u64);
-        OwnPages { what: "VMCB", hva, bytes: size_of::<Vmcb>() }
+        let vmcb = OwnPages { what: "VMCB", hva, bytes: size_of::<Vmcb>() };
+        [vmcb].into_iter().chain(self.vmx.iter().flat_map(|vmx| vmx.own_pages()))
     }
 
     fn arrive(&mut self, tsc_offset: u64) {

@@ -9,6 +9,7 @@
 
 use core::arch::asm;
 
+use addr::Hpa;
 use vmx_image::{Delivery, Entry, Fields, Left, Quiet};
 use x86_64::registers::control::{Cr0, Cr3, Cr4};
 use x86_64::registers::model_specific::Msr;
@@ -22,7 +23,7 @@ use x86_defs::vmx::field;
 use x86_defs::vmx::segment::{attributes, rights};
 
 use super::vcpu::{Held, Vmx};
-use super::vmcs::read;
+use super::vmcs::{WriteList, read};
 use super::{capability, entry};
 use crate::arch::x86_64::svm::place;
 
@@ -68,6 +69,17 @@ pub(super) fn fill(eptp: u64, image: &Vmcb) {
     ] {
         write(number, value);
     }
+}
+
+/// Where a new VMCS lists the pages that the pCPU writes.
+pub(super) fn fill_list(hpa: Hpa) {
+    write(field::PML_ADDRESS, hpa.0);
+    reset_list();
+}
+
+/// The list is empty.
+pub(super) fn reset_list() {
+    write(field::GUEST_PML_INDEX, WriteList::LAST.into());
 }
 
 /// This pCPU's own state, as an exit leaves it.
@@ -348,7 +360,7 @@ pub(super) fn out(vmx: &mut Vmx, image: &mut Vmcb) {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "fields of 16 bits")]
-const fn low(value: u64) -> u16 {
+pub(super) const fn low(value: u64) -> u16 {
     value as u16
 }
 

@@ -10,7 +10,8 @@ use core::arch::asm;
 
 use abi::control::StopReason;
 use abi::counters::ExitReason;
-use addr::{Gpa, Hpa};
+use addr::{Gpa, Hpa, PageSize};
+use sched::CpuId;
 use spin::Once;
 use stage2::Access;
 use x86_defs::exit_code;
@@ -30,6 +31,8 @@ use crate::arch::x86_64::host::machine_check;
 use crate::arch::x86_64::svm::place;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
+use crate::vm::address_space::AllTlbs;
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
 /// Handles the exit that the guest just made.
@@ -126,6 +129,11 @@ pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
         reason::EXCEPTION_OR_NMI => exception(run, event),
+        reason::PML_FULL => {
+            // What it has listed is reported.
+            tally.exit(ExitReason::Stage2Fault);
+            Next::Resume
+        }
         reason::INIT | reason::SIPI => {
             tally.exit(ExitReason::Other);
             Next::Interrupted
@@ -165,6 +173,31 @@ pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>) -> Next {
             tally.exit(ExitReason::Other);
             complete(arch);
             stop(run, StopReason::Unsupported, "exited for an unknown reason")
+        }
+    }
+}
+
+/// Reports the writes that the pCPU has listed.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn report_writes(run: &mut Running<'_>) {
+    let (_, Some(vmx)) = run.owner.arch.hardware.parts() else { return };
+    if let Some(pages) = vmx.take_list() {
+        report(run.vm, run.cpu.id, pages);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn report(vm: &Vm, cpu: CpuId, pages: impl Iterator<Item = Gpa>) {
+    let (tlbs, walking) = (AllTlbs::of(vm), vm.memory.announce(cpu));
+    let walk = vm.memory.walk(&tlbs, &walking);
+    // One report is enough for the pages of a table.
+    let mut last = None;
+    for gpa in pages {
+        let table = gpa.page(PageSize::Size2M);
+        if last != Some(table) {
+            walk.report(gpa);
+            last = Some(table);
         }
     }
 }
@@ -223,7 +256,8 @@ fn refused(run: &mut Running<'_>, reason: u32) -> Next {
 /// NMIs were masked at the entry. Sees whether an IRET has ended that.
 #[cold]
 fn look_for_iret(arch: &mut ArchVcpu, reason: u32, event: u32) {
-    let details = if reason == reason::EPT_VIOLATION { word(read(field::EXIT_QUALIFICATION)) } else { event };
+    let has_qualification = matches!(reason, reason::EPT_VIOLATION | reason::PML_FULL);
+    let details = if has_qualification { word(read(field::EXIT_QUALIFICATION)) } else { event };
     let interruptibility = word(read(field::GUEST_INTERRUPTIBILITY));
     if vmx_image::unmasks_nmis(arch.hardware.parts().0, interruptibility, reason, details) {
         arch.set_nmi_mask(false);

@@ -36,7 +36,7 @@ use super::host::processor::leaf;
 use super::speculation;
 use crate::check::{Finding, Verdict};
 pub(super) use entry::enter;
-pub(super) use exit::{handle, load_directory_pointers};
+pub(super) use exit::{handle, load_directory_pointers, report_writes};
 pub(crate) use vcpu::Vmx;
 use vmcs::Region;
 
@@ -119,13 +119,19 @@ pub(super) fn describe() -> String {
 fn options_of(capability: &Capability) -> String {
     let has = |is_there: bool| if is_there { "" } else { "no " };
     let (gib_pages, records) = (has(capability.has_gib_pages()), has(capability.has_accessed_dirty()));
-    format!("{gib_pages}pages of 1 GiB, {records}accessed and dirty bits")
+    let lists = has(capability.has_pml());
+    format!("{gib_pages}pages of 1 GiB, {records}accessed and dirty bits, {lists}PML")
 }
 
 /// The optional features of the machine.
 pub(super) fn features() -> Features {
     // VPID 0 is the host's.
     Features { can_flush_one_tag: true, tags: u16::MAX.into() }
+}
+
+/// Whether pCPUs list the pages that they write.
+pub(super) fn lists_writes() -> bool {
+    capability().has_pml()
 }
 
 /// The format of the stage-2 tables that this machine walks.

@@ -4,14 +4,15 @@
 
 use alloc::boxed::Box;
 
-use addr::{Hpa, Hva};
+use addr::{Gpa, Hpa, Hva};
 use vmx_image::{Fields, Quiet};
 use x86_64::registers::model_specific::Msr;
 use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
+use x86_defs::vmx::field;
 
 use super::carry;
-use super::vmcs::{self, Region};
+use super::vmcs::{self, Region, WriteList};
 use crate::arch::x86_64::backend::Passed;
 use crate::arch::x86_64::svm::place;
 use crate::layout::OwnPages;
@@ -19,6 +20,8 @@ use crate::layout::OwnPages;
 /// A VMCS, beside the control block that it is written from.
 pub(crate) struct Vmx {
     region: Box<Region>,
+    /// The pages that the pCPU has written, if it lists them.
+    list: Option<Box<WriteList>>,
     /// The pointer to stage 2.
     pub(super) eptp: u64,
     /// The last entry was by VMLAUNCH, so the next one is by VMRESUME.
@@ -54,6 +57,7 @@ impl Vmx {
         let capability = super::capability();
         Self {
             region: Region::new(capability.revision()),
+            list: capability.has_pml().then(WriteList::new),
             eptp: capability.ept_pointer(stage2_root.0),
             is_launched: false,
             is_filled: false,
@@ -62,9 +66,26 @@ impl Vmx {
         }
     }
 
-    pub(crate) fn own_pages(&self) -> OwnPages {
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         let hva = Hva(core::ptr::from_ref(&*self.region).addr() as u64);
-        OwnPages { what: "VMCS", hva, bytes: size_of::<Region>() }
+        let region = OwnPages { what: "VMCS", hva, bytes: size_of::<Region>() };
+        let list = self.list.as_ref().map(|list| {
+            let hva = Hva(core::ptr::from_ref(&**list).addr() as u64);
+            OwnPages { what: "list of written pages", hva, bytes: size_of::<WriteList>() }
+        });
+        [region].into_iter().chain(list)
+    }
+
+    /// Takes what the pCPU has listed since it was taken last, if it has listed anything. The VMCS is the pCPU's
+    /// current one.
+    #[inline(always)]
+    pub(super) fn take_list(&self) -> Option<impl Iterator<Item = Gpa>> {
+        let list = self.list.as_ref()?;
+        let next = carry::low(vmcs::read(field::GUEST_PML_INDEX));
+        (next != WriteList::LAST).then(|| {
+            carry::reset_list();
+            list.pages(next)
+        })
     }
 
     /// The vCPU comes to this pCPU.
@@ -79,6 +100,9 @@ impl Vmx {
         self.is_launched = false;
         if !self.is_filled {
             carry::fill(self.eptp, image);
+            if let Some(list) = &self.list {
+                carry::fill_list(list.hpa());
+            }
             self.is_filled = true;
         }
         carry::host();

@@ -5,8 +5,9 @@
 
 use alloc::boxed::Box;
 use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use addr::Hpa;
+use addr::{Gpa, Hpa};
 
 use super::hpa_of;
 
@@ -25,6 +26,32 @@ impl Region {
 
     pub(super) fn hpa(&self) -> Hpa {
         hpa_of(self)
+    }
+}
+
+/// The pages to which a pCPU has written since the list was taken last (SDM vol. 3C, 29.3.6). The pCPU fills it from
+/// its end on.
+#[repr(C, align(4096))]
+pub(super) struct WriteList([AtomicU64; 512]);
+
+impl WriteList {
+    /// Index of the entry that is written first.
+    pub(super) const LAST: u16 = 511;
+
+    pub(super) fn new() -> Box<Self> {
+        // SAFETY: all entries may be zero.
+        unsafe { Box::<Self>::new_zeroed().assume_init() }
+    }
+
+    pub(super) fn hpa(&self) -> Hpa {
+        hpa_of(self)
+    }
+
+    /// The pages, when `next` is the entry that would be written next. A full list has written the first one, and
+    /// counts below zero.
+    pub(super) fn pages(&self, next: u16) -> impl Iterator<Item = Gpa> {
+        let first = usize::from(next.wrapping_add(1));
+        self.0.iter().skip(first).map(|entry| Gpa(entry.load(Ordering::Relaxed)))
     }
 }
 
