@@ -60,6 +60,7 @@ impl fmt::Display for Trace {
         write!(f, "machine cpus={} ", self.cpus)?;
         match self.rules {
             Rules::Nested => write!(f, "rules=nested")?,
+            Rules::Extended => write!(f, "rules=extended")?,
             Rules::Arm { bbm, hafdbs } => write!(f, "rules=arm bbm={bbm} hafdbs={}", u32::from(hafdbs))?,
         }
         writeln!(f, " levels={}", self.levels)?;

@@ -23,7 +23,9 @@
 //! | V11 | half an entry is read | not modelled: entries are read and written whole |
 //! | V12 | an invalidation of the wrong VM, level, or kind | as V1, V2 and V4: it removes nothing. It affects the VM that its pCPU has [loaded](Walks::load_vm) |
 //!
-//! For [nested pages](Rules::Nested) there are no barriers, and denials are not cached: V8 to V10 cannot happen.
+//! For [nested pages](Rules::Nested) there are no barriers, and denials are not cached: V8 to V10 cannot happen. The
+//! same holds for [extended page tables](Rules::Extended), where a cached denial denies once. V5 cannot happen there,
+//! because a combined entry belongs to a root as well.
 
 mod memory;
 mod replayed;
@@ -131,8 +133,8 @@ struct Cpu {
 
 impl Cpu {
     /// The cached entries for an address of the loaded VM.
-    fn known(&self, gpa: u64) -> impl Iterator<Item = &TlbEntry> {
-        self.entries.iter().filter(move |entry| entry.vm.vmid == self.vm.vmid && entry.covers(gpa))
+    fn known(&self, gpa: u64, rules: Rules) -> impl Iterator<Item = &TlbEntry> {
+        self.entries.iter().filter(move |entry| entry.is_of(self.vm, rules) && entry.covers(gpa))
     }
 }
 
@@ -141,7 +143,7 @@ impl Cpu {
 struct Asked {
     invalidate: Invalidate,
     thread: usize,
-    vmid: u32,
+    vm: Vm,
 }
 
 /// First address of tables, so that no table looks like guest memory.
@@ -248,8 +250,7 @@ impl Walks {
     }
 
     fn stored(&mut self, thread: usize) {
-        if self.rules == Rules::Nested {
-            // Walkers see stores in order, and exchanges at once.
+        if self.rules.orders_stores() {
             self.memory.publish(thread);
         }
     }
@@ -272,7 +273,7 @@ impl Walks {
     /// A thread invalidates, on its own pCPU or on all. Some pCPUs act on it at once, even before they know the
     /// thread's stores; others wait until the next barrier.
     pub fn invalidate(&mut self, thread: usize, invalidate: Invalidate, everywhere: bool) {
-        let asked = Asked { invalidate, thread, vmid: self.cpus[thread].vm.vmid };
+        let asked = Asked { invalidate, thread, vm: self.cpus[thread].vm };
         let cpus = if everywhere { 0..self.cpus.len() } else { thread..thread + 1 };
         let owes = &mut self.cpus[thread].owes;
         if everywhere {
@@ -334,7 +335,13 @@ impl Walks {
                 Some(Gone::Write) if write => self.violations.push(Violation::StaleUse(gpa)),
                 Some(Gone::Write) | None => {}
             },
-            Err(_) => self.events.stops += 1,
+            Err(_) => {
+                self.events.stops += 1;
+                if self.rules.denies_once() {
+                    let Cpu { entries, vm, .. } = &mut self.cpus[cpu];
+                    entries.retain(|entry| !(entry.is_of(*vm, self.rules) && entry.covers(gpa)));
+                }
+            }
         }
         result
     }
@@ -385,7 +392,7 @@ impl Walks {
 
     fn forget(&mut self, cpu: usize, asked: Asked) {
         let index_bits = self.geometry.index_bits;
-        let is_meant = |entry: &TlbEntry| asked.invalidate == Invalidate::Everything || entry.vm.vmid == asked.vmid;
+        let is_meant = |entry: &TlbEntry| entry.is_meant(asked.vm, asked.invalidate, self.rules);
         let goes = |entry: &TlbEntry| is_meant(entry) && entry.goes(asked.invalidate, index_bits);
         self.cpus[cpu].entries.retain(|entry| !goes(entry));
     }

@@ -6,6 +6,10 @@ pub enum Rules {
     /// Nested pages of SVM (APM vol. 2, 15.25): an entry that denies an access is walked again. Leaves of different
     /// sizes may be cached together as long as they agree.
     Nested,
+    /// Extended page tables of VT-x with accessed and dirty bits (SDM vol. 3C, 29.4). Entries of stage 2 alone belong
+    /// to its root, combined ones to a VPID and a root. An entry that denies an access may be used, but not twice: the
+    /// EPT violation drops it.
+    Extended,
     /// Stage 2 of Arm (Arm ARM, D8.16 and D8.17): an entry that denies may be cached.
     Arm {
         /// FEAT_BBM level. At 0, leaves of different sizes must never be cached together.
@@ -42,11 +46,21 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 impl Rules {
     pub(super) fn decode(self, level: u32, bits: u64) -> Descriptor {
         let bit = |number: u32| bits >> number & 1 != 0;
-        if !bit(0) {
+        let is_present = if self == Self::Extended { bits & 0b111 != 0 } else { bit(0) };
+        if !is_present {
             return Descriptor::Invalid;
         }
         let output = bits & ADDRESS;
         match self {
+            Self::Extended if level > 0 && !bit(7) => Descriptor::Table(output),
+            Self::Extended => Descriptor::Leaf(Leaf {
+                output,
+                read: bit(0),
+                write: bit(1) && bit(9),
+                recorded: bit(1) && !bit(9),
+                accessed: bit(8),
+                uncached: false,
+            }),
             Self::Nested if level > 0 && !bit(7) => Descriptor::Table(output),
             Self::Nested => Descriptor::Leaf(Leaf {
                 output,
@@ -75,6 +89,7 @@ impl Rules {
     pub(super) fn earlier_life(self, output: u64) -> u64 {
         match self {
             Self::Nested => output | 0b110_0111,
+            Self::Extended => output | 0b11 << 8 | 0b111,
             Self::Arm { .. } => output | 1 << 10 | 0b11 << 6 | 0b11,
         }
     }
@@ -83,6 +98,7 @@ impl Rules {
     pub(super) fn with_accessed(self, bits: u64) -> u64 {
         match self {
             Self::Nested => bits | 1 << 5,
+            Self::Extended => bits | 1 << 8,
             Self::Arm { .. } => bits | 1 << 10,
         }
     }
@@ -92,6 +108,7 @@ impl Rules {
         match self {
             // The Accessed bit exists at all levels.
             Self::Nested => bits | 1 << 5,
+            Self::Extended => bits | 1 << 8,
             Self::Arm { .. } => bits,
         }
     }
@@ -100,6 +117,7 @@ impl Rules {
     pub(super) fn with_write(self, bits: u64) -> u64 {
         match self {
             Self::Nested => bits | 1 << 6,
+            Self::Extended => bits | 1 << 9,
             Self::Arm { .. } => bits | 1 << 7,
         }
     }
@@ -108,6 +126,7 @@ impl Rules {
     pub(super) fn recorded_bits(self) -> u64 {
         match self {
             Self::Nested => 1 << 6 | 1 << 5,
+            Self::Extended => 1 << 9 | 1 << 8,
             Self::Arm { hafdbs: true, .. } => 1 << 10 | 1 << 7,
             Self::Arm { hafdbs: false, .. } => 0,
         }
@@ -116,7 +135,7 @@ impl Rules {
     /// Whether the hardware sets the access flag itself.
     pub(super) fn sets_accessed(self) -> bool {
         match self {
-            Self::Nested => true,
+            Self::Nested | Self::Extended => true,
             Self::Arm { hafdbs, .. } => hafdbs,
         }
     }
@@ -124,6 +143,16 @@ impl Rules {
     /// Whether an entry of the TLB may deny an access that the tables allow.
     pub(super) fn caches_denials(self) -> bool {
         matches!(self, Self::Arm { .. })
+    }
+
+    /// Whether walkers see stores in their order, and exchanges at once.
+    pub(super) fn orders_stores(self) -> bool {
+        matches!(self, Self::Nested | Self::Extended)
+    }
+
+    /// Whether a denial by the TLB drops the entries that denied, and those of the address.
+    pub(super) fn denies_once(self) -> bool {
+        self == Self::Extended
     }
 
     /// Whether leaves of two sizes may be cached for one address.

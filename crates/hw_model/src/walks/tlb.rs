@@ -1,6 +1,8 @@
 //! What a processor may cache of its walks, and what removes it.
 
-/// TLB maintenance (Arm ARM, D8.17). Addresses are guest addresses.
+use super::Rules;
+
+/// TLB maintenance (Arm ARM, D8.17; SDM vol. 3C, 29.4.3). Addresses are guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidate {
     /// By range: entries of stage 2 alone (IPAS2E1, RIPAS2E1).
@@ -14,9 +16,9 @@ pub enum Invalidate {
         /// Leaves only, no pointers to tables.
         leaves: bool,
     },
-    /// Combined entries of both stages, of this VM (VMALLE1).
+    /// Combined entries of both stages, of this VM (VMALLE1, INVVPID).
     Combined,
-    /// Everything of this VM (VMALLS12E1).
+    /// Everything of this VM (VMALLS12E1, INVEPT).
     All,
     /// Everything of all VMs (ALLE1).
     Everything,
@@ -62,6 +64,24 @@ pub(super) struct Rights {
 }
 
 impl TlbEntry {
+    /// Whether a pCPU may use it for this VM.
+    pub(super) fn is_of(&self, vm: Vm, rules: Rules) -> bool {
+        match (rules, self.kind) {
+            (Rules::Extended, Kind::Combined(_)) => self.vm == vm,
+            (Rules::Extended, Kind::Table(_) | Kind::Leaf(_)) => self.vm.root == vm.root,
+            (Rules::Nested | Rules::Arm { .. }, _) => self.vm.vmid == vm.vmid,
+        }
+    }
+
+    /// Whether an invalidation for this VM concerns it: INVEPT names a root, all others a number.
+    pub(super) fn is_meant(&self, vm: Vm, invalidate: Invalidate, rules: Rules) -> bool {
+        match (rules, invalidate) {
+            (_, Invalidate::Everything) => true,
+            (Rules::Extended, Invalidate::All) => self.vm.root == vm.root,
+            _ => self.vm.vmid == vm.vmid,
+        }
+    }
+
     pub(super) fn covers(&self, address: u64) -> bool {
         self.start <= address && address - self.start < self.bytes
     }

@@ -13,8 +13,10 @@ impl Walks {
         }
 
         // A denying entry may be the answer too, where denials are cached; else the tables are walked again.
-        let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || self.rules.caches_denials();
-        let cached: Vec<Rights> = self.cpus[cpu].known(gpa).filter_map(TlbEntry::rights).filter(usable).collect();
+        let may_deny = self.rules.caches_denials() || self.rules.denies_once();
+        let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || may_deny;
+        let cached: Vec<Rights> =
+            self.cpus[cpu].known(gpa, self.rules).filter_map(TlbEntry::rights).filter(usable).collect();
         let at = if self.stubborn { 0 } else { self.pick(cached.len() as u64 + 1) };
         let rights = match cached.get(usize::try_from(at).expect("few")) {
             Some(rights) => *rights,
@@ -26,7 +28,7 @@ impl Walks {
     /// Whether leaves of two sizes are cached for an address, on a processor that may report it.
     fn conflicts(&self, cpu: usize, gpa: u64) -> bool {
         let reports = matches!(self.rules, Rules::Arm { bbm: 2, .. });
-        let covering = self.cpus[cpu].known(gpa).filter(|entry| entry.rights().is_some());
+        let covering = self.cpus[cpu].known(gpa, self.rules).filter(|entry| entry.rights().is_some());
         let mut levels = covering.map(|entry| entry.level);
         let first = levels.next();
         reports && levels.any(|level| Some(level) != first)
@@ -81,17 +83,18 @@ impl Walks {
         let (mut table, mut level) = self.start(cpu, gpa);
 
         // A combined entry may also use a cached stage-2 leaf, where that may deny.
-        let leaf = self.cpus[cpu].known(gpa).find_map(|entry| match entry.kind {
+        let leaf = self.cpus[cpu].known(gpa, self.rules).find_map(|entry| match entry.kind {
             Kind::Leaf(rights) => Some((entry.level, rights)),
             Kind::Combined(_) | Kind::Table(_) => None,
         });
-        if let Some((level, rights)) = leaf.filter(|_| self.rules.caches_denials() && self.pick(2) == 0) {
+        let may_deny = self.rules.caches_denials() || self.rules.denies_once();
+        if let Some((level, rights)) = leaf.filter(|_| may_deny && self.pick(2) == 0) {
             self.remember(cpu, Kind::Combined(rights), gpa, level, 0);
             return Ok(rights);
         }
 
         let shortcuts: Vec<_> = self.cpus[cpu]
-            .known(gpa)
+            .known(gpa, self.rules)
             .filter_map(|entry| match entry.kind {
                 Kind::Table(next) => Some((next, entry.level - 1)),
                 Kind::Leaf(_) | Kind::Combined(_) => None,
@@ -171,7 +174,8 @@ impl Walks {
             let differ = mine.distance != theirs.distance || (!mixes && entry.level != other.level);
             arm && other.vm == vm && entry.overlaps(other) && differ
         });
-        if entries.iter().any(|other| other.vm.vmid == vm.vmid && other.vm.root != vm.root) {
+        let is_tagged_twice = self.rules == Rules::Extended;
+        if !is_tagged_twice && entries.iter().any(|other| other.vm.vmid == vm.vmid && other.vm.root != vm.root) {
             self.violations.push(Violation::TwoVms(vm.vmid));
         }
         if conflict {

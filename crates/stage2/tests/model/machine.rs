@@ -44,6 +44,8 @@ mutants! {
     NoRelease,
     /// The second TLBI, for what both stages say, is missing.
     NoCombined,
+    /// INVVPID stands in the place of INVEPT.
+    CombinedOnly,
     /// TLBIs are not broadcast.
     NotBroadcast,
     /// Broken entries stay unchanged until they are made.
@@ -214,9 +216,9 @@ impl Cpu {
         self.machine.mutant == mutant
     }
 
-    /// NPT and Arm encode a broken entry so.
+    /// NPT and EPT encode a broken entry in one way, Arm in another one.
     fn is_broken(&self, bits: u64) -> bool {
-        bits & 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 } != 0
+        bits & 1 << if matches!(self.machine.rules, Rules::Arm { .. }) { 57 } else { 11 } != 0
     }
 
     /// The quiet bit, if this entry points to a quiet table.
@@ -224,7 +226,12 @@ impl Cpu {
         if !names_table(bits) {
             return 0;
         }
-        bits & 1 << if self.machine.rules == Rules::Nested { 59 } else { 55 }
+        let place = match self.machine.rules {
+            Rules::Nested => 59,
+            Rules::Extended => 52,
+            Rules::Arm { .. } => 55,
+        };
+        bits & 1 << place
     }
 
     /// Wakes the table before the page becomes writable, and not after.
@@ -347,13 +354,13 @@ impl Cpu {
             return;
         }
         self.begin_payment();
-        if self.machine.rules == Rules::Nested {
-            // All processors leave their guests and flush before they enter again; we wait.
-            self.machine.step().walks.invalidate(self.number, Invalidate::All, !self.is(Mutant::NotBroadcast));
-            self.machine.step().walks.barrier(self.number, Wait::Full);
-        } else {
-            self.machine.features.pay(stale, self);
+        if let Rules::Arm { .. } = self.machine.rules {
+            return self.machine.features.pay(stale, self);
         }
+        // All processors leave their guests and flush before they enter again; we wait.
+        let what = if self.is(Mutant::CombinedOnly) { Invalidate::Combined } else { Invalidate::All };
+        self.machine.step().walks.invalidate(self.number, what, !self.is(Mutant::NotBroadcast));
+        self.machine.step().walks.barrier(self.number, Wait::Full);
     }
 
     /// Resolves a conflict that the hardware has reported.

@@ -3,11 +3,13 @@
 //! all features of their processors.
 //!
 //! Tables have four entries instead of 512, so that rare events are frequent. By default a test tries some thousand
-//! schedules. For a million on nested pages and a million on Arm, some minutes of one core each:
+//! schedules. For a million on nested pages, a million on extended ones and a million on Arm, some minutes of one core
+//! each:
 //!
 //! ```text
 //! export DUNLIN_SCHEDULES=1000000
 //! cargo test --release -p dunlin-stage2 --test model -- --test-threads=1 --nocapture --skip mutants on_nested_pages
+//! cargo test --release -p dunlin-stage2 --test model -- --test-threads=1 --nocapture --skip mutants on_extended_pages
 //! cargo test --release -p dunlin-stage2 --test model -- --test-threads=1 --nocapture --skip mutants on_arm
 //! ```
 //!
@@ -33,6 +35,7 @@ const KINDS: [Kind; 7] =
     [Kind::Follow, Kind::Awake, Kind::TakeAway, Kind::TakePages, Kind::Collapse, Kind::FirstTouch, Kind::SideBySide];
 
 const NESTED: &[Rules] = &[Rules::Nested];
+const EXTENDED: &[Rules] = &[Rules::Extended];
 const ARM: &[Rules] = &[
     Rules::Arm { bbm: 0, hafdbs: false },
     Rules::Arm { bbm: 1, hafdbs: false },
@@ -55,7 +58,7 @@ fn settings(processors: &[Rules], kind: Kind) -> Vec<Setting> {
         (Kind::TakeAway | Kind::TakePages | Kind::FirstTouch, _) => &[Source::WriteProtect][..],
         (_, Rules::Arm { hafdbs: false, .. }) => &[Source::WriteProtect],
         (_, Rules::Arm { .. }) => &[Source::WriteProtect, Source::Hardware],
-        (_, Rules::Nested) => &[Source::WriteProtect, Source::Hardware, Source::Listed],
+        (_, Rules::Nested | Rules::Extended) => &[Source::WriteProtect, Source::Hardware, Source::Listed],
     };
     let policies = match kind {
         Kind::TakeAway | Kind::TakePages | Kind::FirstTouch => &POLICIES[..1],
@@ -98,18 +101,25 @@ macro_rules! schedules {
 
 schedules! {
     copy_equals_the_guest_on_nested_pages: Follow on NESTED;
+    copy_equals_the_guest_on_extended_pages: Follow on EXTENDED;
     copy_equals_the_guest_on_arm: Follow on ARM;
     copy_equals_a_guest_that_wakes_up_on_nested_pages: Awake on NESTED;
+    copy_equals_a_guest_that_wakes_up_on_extended_pages: Awake on EXTENDED;
     copy_equals_a_guest_that_wakes_up_on_arm: Awake on ARM;
     what_is_taken_away_is_never_used_again_on_nested_pages: TakeAway on NESTED;
+    what_is_taken_away_is_never_used_again_on_extended_pages: TakeAway on EXTENDED;
     what_is_taken_away_is_never_used_again_on_arm: TakeAway on ARM;
     pages_of_one_leaf_are_protected_by_two_at_once_on_nested_pages: TakePages on NESTED;
+    pages_of_one_leaf_are_protected_by_two_at_once_on_extended_pages: TakePages on EXTENDED;
     pages_of_one_leaf_are_protected_by_two_at_once_on_arm: TakePages on ARM;
     large_pages_come_back_under_a_writing_guest_on_nested_pages: Collapse on NESTED;
+    large_pages_come_back_under_a_writing_guest_on_extended_pages: Collapse on EXTENDED;
     large_pages_come_back_under_a_writing_guest_on_arm: Collapse on ARM;
     all_agree_on_the_frame_of_a_page_that_several_touch_first_on_nested_pages: FirstTouch on NESTED;
+    all_agree_on_the_frame_of_a_page_that_several_touch_first_on_extended_pages: FirstTouch on EXTENDED;
     all_agree_on_the_frame_of_a_page_that_several_touch_first_on_arm: FirstTouch on ARM;
     vms_side_by_side_do_not_meet_on_nested_pages: SideBySide on NESTED;
+    vms_side_by_side_do_not_meet_on_extended_pages: SideBySide on EXTENDED;
     vms_side_by_side_do_not_meet_on_arm: SideBySide on ARM;
 }
 

@@ -105,6 +105,22 @@ mutants! {
     table_that_is_not_woken_is_caught_on_nested_pages: NotWoken, Awake, Rules::Nested, Hardware, Adaptive => LOST;
     list_that_is_not_reported_is_caught: NotReported, Awake, Rules::Nested, Listed, Adaptive => LOST;
     report_that_wakes_nothing_is_caught: NotWoken, Awake, Rules::Nested, Listed, Adaptive => LOST;
+    invvpid_that_leaves_what_combined_entries_are_made_from_is_caught: CombinedOnly, TakeAway, Rules::Extended, Hardware, Adaptive => OLD;
+    shootdown_on_extended_pages_that_reaches_nobody_else_is_caught: NotBroadcast, TakeAway, Rules::Extended, Hardware, Adaptive => OLD;
+    list_on_extended_pages_that_is_not_reported_is_caught: NotReported, Awake, Rules::Extended, Listed, Adaptive => LOST;
+    broken_table_that_says_nothing_is_caught_on_extended_pages: Emptied, Collapse, Rules::Extended, Hardware, Adaptive => MISSED | GONE;
+    collapse_without_a_flush_is_caught_on_extended_pages: NoFlushInside, Collapse, Rules::Extended, Hardware, Adaptive => EARLY | FREED;
+    store_in_the_place_of_an_exchange_is_caught_on_extended_pages: PlainStore, Follow, Rules::Extended, Hardware, Adaptive => LOST;
+    invalidation_of_the_vm_beside_is_caught_on_extended_pages: OtherVm, SideBySide, Rules::Extended, Hardware, Adaptive => OLD | LOST | EARLY;
+    table_that_is_woken_before_its_page_is_opened_is_caught_where_writes_are_recorded_on_extended_pages: WokenFirst, Awake, Rules::Extended, Hardware, Lazy => LOST;
+    table_that_is_woken_before_its_pages_are_opened_is_caught_on_extended_pages: WokenFirst, Awake, Rules::Extended, Hardware, Adaptive => LOST;
+    table_that_is_not_broken_before_it_is_collapsed_is_caught_on_extended_pages: NoBreak, Collapse, Rules::Extended, Hardware, Adaptive => EARLY | FREED;
+    table_that_is_freed_under_a_walker_is_caught_on_extended_pages: FreedEarly, Collapse, Rules::Extended, WriteProtect, Lazy => FREED;
+    copy_before_the_flush_is_caught_on_extended_pages: NoFlush, Awake, Rules::Extended, Hardware, Adaptive => LOST;
+    copy_before_the_clear_is_caught_on_extended_pages: CopiedFirst, Follow, Rules::Extended, Hardware, Adaptive => LOST;
+    table_that_is_woken_before_its_page_is_opened_is_caught_on_extended_pages: WokenFirst, Awake, Rules::Extended, WriteProtect, Adaptive => LOST;
+    table_that_is_not_woken_is_caught_on_extended_pages: NotWoken, Awake, Rules::Extended, Hardware, Adaptive => LOST;
+    missing_flush_after_unmap_is_caught_on_extended_pages: NoFlushOfRange, TakeAway, Rules::Extended, Hardware, Adaptive => OLD;
     cancel_that_forgets_is_caught: ForgottenOnCancel, Follow, Rules::Nested, Hardware, Adaptive => LOST;
     missing_flush_after_unmap_is_caught: NoFlushOfRange, TakeAway, arm(2, true), Hardware, Adaptive => OLD | TWO;
     missing_flush_after_unmap_is_caught_on_nested_pages: NoFlushOfRange, TakeAway, Rules::Nested, Hardware, Adaptive => OLD;
@@ -131,6 +147,7 @@ const DEMANDED: &[(&str, &[Mutant])] = &[
     ("what each barrier waits for", &[Mutant::BarrierForStores, Mutant::BarrierForOne, Mutant::StoresForOne]),
     ("release order", &[Mutant::NoRelease]),
     ("VMALLE1", &[Mutant::NoCombined]),
+    ("INVEPT", &[Mutant::CombinedOnly]),
     ("IS", &[Mutant::NotBroadcast, Mutant::NoLocal]),
     ("the break store", &[Mutant::NoBreak, Mutant::NoFlushInside]),
     ("what a broken entry says", &[Mutant::Emptied]),

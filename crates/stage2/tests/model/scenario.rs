@@ -10,7 +10,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
 use stage2::{
-    Access, Collapse, DirtyLog, Epochs, Format, Iommu, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape,
+    Access, Collapse, DirtyLog, Epochs, EptOf, Format, Iommu, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape,
     Source, Spare, Stale, Start, Tree, VmsaOf, Walk, Walker,
 };
 
@@ -105,6 +105,9 @@ impl<F: Format> Guest<F> {
 
 fn once(setting: Setting) {
     match setting.rules {
+        Rules::Extended => {
+            once_on(setting, EptOf::<2> { one_gib_pages: true, accessed_dirty: true, small_code: false });
+        }
         Rules::Nested => once_on(setting, NptOf::<2> { one_gib_pages: true, iommu: Iommu::AmdVi }),
         Rules::Arm { bbm, hafdbs } => {
             let format = VmsaOf::<2>::new(21, 40, false).expect("possible").with_bbm(bbm);
