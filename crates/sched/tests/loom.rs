@@ -7,8 +7,8 @@
 
 use std::panic::catch_unwind;
 
-use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use sched::{CpuId, CpuSet, Dormant, IdleSet, Mailbox, Notify, Pending};
 
@@ -416,4 +416,101 @@ fn one_look_ends_a_vm_whose_vcpus_wake_each_other() {
 #[test]
 fn counting_without_a_look_at_the_mailboxes_ends_a_vm_that_has_a_message() {
     assert!(catch_unwind(two_wake_each_other::<Plain<false>>).is_err());
+}
+
+/// When a pCPU that ran a vCPU of VT-x writes the VMCS back (VMCLEAR).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cleared {
+    /// While it owns the vCPU, as the hypervisor does.
+    WhileOwned,
+    /// After another pCPU may own it.
+    AfterRelease,
+    /// When the vCPU comes back.
+    Never,
+}
+
+/// A vCPU with its VMCS. A pCPU keeps parts of a VMCS to itself until VMCLEAR, so the VMCS must not be loaded elsewhere
+/// before (SDM vol. 3C, 25.11.1).
+struct WithVmcs {
+    mailbox: Mailbox,
+    /// Who holds it runs the vCPU.
+    owner: Mutex<()>,
+    /// The pCPU that has loaded the VMCS; none at first.
+    loaded_on: AtomicU64,
+    /// The content in memory: how often the guest has run.
+    region: AtomicU64,
+}
+
+const NOWHERE: u64 = u64::MAX;
+
+impl WithVmcs {
+    /// A pCPU takes the vCPU from a queue, and runs it until it blocks. If it has work then, it is preempted, and the
+    /// next pCPU takes it.
+    fn run(&self, cpu: u32, cleared: Cleared) {
+        let owned = self.owner.lock().expect("no panic");
+        self.mailbox.run_on(CpuId(cpu));
+        let other = self.loaded_on.swap(cpu.into(), Ordering::Relaxed);
+        assert!([NOWHERE, cpu.into()].contains(&other), "cpu{cpu} loads a VMCS that cpu{other} has");
+        let runs = self.region.load(Ordering::Relaxed) + 1;
+
+        let _ = self.mailbox.take();
+        let is_blocked = self.mailbox.block();
+        let clear = || {
+            self.region.store(runs, Ordering::Relaxed);
+            self.loaded_on.store(NOWHERE, Ordering::Relaxed);
+        };
+        if cleared == Cleared::WhileOwned {
+            clear();
+        }
+        if !is_blocked {
+            self.mailbox.requeue();
+        }
+        drop(owned);
+        if cleared == Cleared::AfterRelease {
+            clear();
+        }
+        if !is_blocked {
+            self.run(cpu + 2, cleared);
+        }
+    }
+}
+
+/// A vCPU blocks on one pCPU, and its interrupt has another one run it at once.
+fn vmcs_moves(cleared: Cleared) {
+    loom::model(move || {
+        let vcpu = Arc::new(WithVmcs {
+            mailbox: Mailbox::blocked(),
+            owner: Mutex::new(()),
+            loaded_on: AtomicU64::new(NOWHERE),
+            region: AtomicU64::new(0),
+        });
+        assert_eq!(vcpu.mailbox.post(Pending::STARTUP), Notify::Enqueue);
+        let first = {
+            let vcpu = vcpu.clone();
+            thread::spawn(move || vcpu.run(0, cleared))
+        };
+        let is_woken = vcpu.mailbox.post(Pending::INTERRUPT) == Notify::Enqueue;
+        if is_woken {
+            vcpu.run(1, cleared);
+        }
+        first.join().expect("no panic");
+        assert!(vcpu.mailbox.take().is_empty(), "work is left");
+        let runs = vcpu.region.load(Ordering::Relaxed);
+        assert!(runs > u64::from(is_woken), "a run is lost: {runs}");
+    });
+}
+
+#[test]
+fn vmcs_is_written_back_before_another_pcpu_loads_it() {
+    vmcs_moves(Cleared::WhileOwned);
+}
+
+#[test]
+fn vmcs_that_is_written_back_after_the_vcpu_was_released_is_loaded_twice() {
+    assert!(catch_unwind(|| vmcs_moves(Cleared::AfterRelease)).is_err());
+}
+
+#[test]
+fn vmcs_that_is_not_written_back_is_loaded_twice() {
+    assert!(catch_unwind(|| vmcs_moves(Cleared::Never)).is_err());
 }
