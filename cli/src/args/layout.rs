@@ -49,6 +49,7 @@ Native part: two threads on two cores of this computer act as two vCPUs. Their d
   run loop, posting          the same; every 64 passes also a post into the other's mailbox
   run loop, statistics read  the same; every 64 passes also a read of all counters of the other
   statistics                 a counter of the VM, and one for each vCPU
+  VT-x                       the state of VT-x: an array for each field, or a record for each vCPU
   plain                      an addition to a word of a record of 8, 24 or 136 bytes per vCPU, and
                              a write elsewhere, as in real code
   plain, nothing else        only the addition: cores combine consecutive writes to a line

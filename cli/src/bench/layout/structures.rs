@@ -2,7 +2,8 @@
 //!
 //! The packed structs have the sizes and access patterns of those where bhyve found the problem: a vCPU that begins
 //! with its lock and state and ends with its last exit, so that every exit writes the end of one vCPU and the beginning
-//! of the next; records of an exit with 136 bytes; records with 24 bytes; and one word for each vCPU.
+//! of the next; records of an exit with 136 bytes; records with 24 bytes; one word for each vCPU; and the back end for
+//! VT-x, with an array for each field.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -171,6 +172,58 @@ fn watched<V: RunLoop + Default + Send + Sync + 'static>() -> Work {
     })
 }
 
+/// The data of bhyve's back end for VT-x as it was: an array for each field, so that the words of neighbours are beside
+/// each other. These are the arrays that an entry and an exit use.
+#[derive(Default)]
+#[repr(C)]
+struct VmxArrays {
+    vmcs: [AtomicU64; 2],
+    has_tsc_offset: [AtomicU64; 2],
+    capabilities: [[AtomicU64; 2]; 2],
+    /// The next RIP, and the last CPU with the VPID: both are written at each exit.
+    states: [[OwnerWord; 2]; 2],
+}
+
+/// The same fields, a struct for each vCPU.
+#[lay_out]
+#[derive(Default)]
+struct VmxVcpu {
+    #[layout(frozen)]
+    vmcs: u64,
+    #[layout(owner)]
+    has_tsc_offset: OwnerWord,
+    #[layout(frozen)]
+    capabilities: [u64; 2],
+    #[layout(owner)]
+    state: [OwnerWord; 2],
+}
+
+/// An entry and an exit of VT-x. `number` is the vCPU's own, in memory, as its registers are.
+fn vmx_pass(number: &mut u64, reads: u64, state: &[OwnerWord; 2]) {
+    let proof = Proof::by_place();
+    black_box(reads);
+    state[1].set(proof, *number);
+    *black_box(&mut *number) += 1;
+    state[0].set(proof, *number);
+}
+
+fn vmx_arrays() -> Work {
+    Work::shared(|all: &VmxArrays, who, number: &mut u64| {
+        let [low, high] = &all.capabilities[who];
+        let words = [&all.vmcs[who], &all.has_tsc_offset[who], low, high];
+        let reads = words.into_iter().fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed));
+        vmx_pass(number, reads, &all.states[who]);
+    })
+}
+
+fn vmx_vcpus() -> Work {
+    Work::shared(|all: &[VmxVcpu; 2], who, number: &mut u64| {
+        let vcpu = &all[who];
+        let [low, high] = vcpu.capabilities;
+        vmx_pass(number, vcpu.vmcs ^ vcpu.has_tsc_offset.get() ^ low ^ high, &vcpu.state);
+    })
+}
+
 /// The other records, laid out.
 #[lay_out]
 #[derive(Default)]
@@ -288,6 +341,14 @@ pub(super) fn cases() -> Vec<Case> {
         vcpu("run loop, posting", false, posts::<NaiveVcpu>(), posts::<LaidOutVcpu>()),
         vcpu("run loop, statistics read", false, watched::<NaiveVcpu>(), watched::<LaidOutVcpu>()),
         counting(),
+        Case {
+            kernel: "VT-x",
+            structure: "an array for each field",
+            operations: 2048,
+            is_quiet: true,
+            packed: vmx_arrays(),
+            laid_out: vmx_vcpus(),
+        },
     ];
     all.extend(on_words("plain", 4096, plain));
     all.extend(on_words("plain, nothing else", 4096, combined));
@@ -296,6 +357,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 const _: () = assert!(size_of::<NaiveVcpu>() == 376, "as it is called in the results");
+const _: () = assert!(size_of::<VmxArrays>() == 96, "all of it is on one line");
 
 #[cfg(test)]
 mod tests {
@@ -333,6 +395,9 @@ mod tests {
         let apart: CachePadded<[Exit; 2]> = CachePadded::default();
         assert_ne!(line(&apart[0].words[nearest(0, 17)]), line(&apart[1].words[nearest(1, 17)]));
         let naive: CachePadded<[NaiveVcpu; 2]> = CachePadded::default();
+        let arrays: CachePadded<VmxArrays> = CachePadded::default();
+        let [one, other] = [0, 1].map(|who: usize| from_ref(&arrays.states[who]).addr() / LINE);
+        assert_eq!(one, other);
         let end = from_ref(&naive[0].next_instruction).addr() / LINE;
         assert_eq!(end, line(&naive[1].state), "what one writes at each exit is beside what the other writes");
     }
@@ -340,7 +405,7 @@ mod tests {
     #[test]
     fn every_promise_has_something_to_be_judged_by() {
         let names: Vec<_> = cases().iter().map(|case| case.kernel).collect();
-        for (kernel, count) in [("run loop", 1), ("statistics", 1), ("plain", 3), ("locked", 3)] {
+        for (kernel, count) in [("run loop", 1), ("statistics", 1), ("VT-x", 1), ("plain", 3), ("locked", 3)] {
             assert_eq!(names.iter().filter(|name| **name == kernel).count(), count, "{kernel}");
         }
     }
