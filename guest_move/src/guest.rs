@@ -151,6 +151,12 @@ impl Vps<'_> {
         hypercall(self.vp(index)?, code::SET_REGISTERS, registers.len(), &input, 0).map(|_| ())
     }
 
+    /// The time that each processor has had.
+    pub(crate) fn run_times(&self) -> Result<Vec<u128>> {
+        let times = (0..self.count()).map(|index| self.registers(index, &[Register::VpRuntime]));
+        Ok(times.collect::<Result<Vec<_>>>()?.concat())
+    }
+
     /// A part of a processor's state.
     pub(crate) fn part(&self, index: usize, part: Part) -> Result<Vec<u8>> {
         get_part(self.vp(index)?, part)

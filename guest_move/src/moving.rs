@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Error, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use serde_bytes::ByteBuf;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -77,10 +77,18 @@ pub(crate) fn send(vm: &mut Vm, how: &Sending) -> Result<Value> {
     // By the target, which has compared it as well if that was wanted.
     let loaded = Instant::now();
 
-    speaker.say(&Word::Go { runs }).and_then(|()| listener.expect(&Word::Running)).context(
+    let answer = speaker.say(&Word::Go { runs }).and_then(|()| listener.hear()).and_then(|word| match word {
+        Word::Running => Ok(None),
+        Word::Back(why) => Ok(Some(why)),
+        word => bail!("the other host says {word:?} instead of whether the guest runs there"),
+    });
+    let answer = answer.context(
         "the target was told to run the guest, and does not say that it does. The guest stays stopped here: if it is \
          not there, let it go on by `guest-move stay`",
     )?;
+    if let Some(why) = answer {
+        return Err(stays(vm, anyhow!("the other host has not run the guest: {why}"), runs));
+    }
     let runs_there = Instant::now();
     let told = vm.qmp.migration().and_then(|told| vm.qmp.quit().map(|()| told));
     let told = told.context("the guest runs on the target, and QEMU does not end here")?;
@@ -289,14 +297,22 @@ pub(crate) fn receive(vm: &mut Vm, at: &str, compares: bool) -> Result<Value> {
     let listener = TcpListener::bind(at).with_context(|| format!("cannot listen at {at}"))?;
     let guest = Guest::of(vm.pid)?;
     let (mut listener, speaker) = peer::over(accept(&listener, &cancelled)?)?;
+    let process = Process::open(vm.pid)?;
     let loaded = receive_until_loaded(vm, &guest, &mut listener, &speaker, compares, &cancelled);
-    let told = loaded.and_then(|()| match listener.hear_unless(&cancelled)? {
-        Word::Go { runs } => Ok(runs),
-        word => bail!("the source says {word:?} instead of whether the guest goes on"),
+    let told = loaded.and_then(|()| {
+        let before = guest.vps()?.run_times()?;
+        match listener.hear_unless(&cancelled)? {
+            Word::Go { runs } => Ok((runs, before)),
+            word => bail!("the source says {word:?} instead of whether the guest goes on"),
+        }
     });
     match told {
-        Ok(true) => vm.qmp.go_on()?,
-        Ok(false) => {}
+        Ok((true, before)) => {
+            if let Err(error) = vm.qmp.go_on() {
+                return Err(give_back(&process, &guest, &before, &speaker, error));
+            }
+        }
+        Ok((false, _)) => {}
         Err(error) => {
             speaker.give_up(&error);
             // Its guest is the source's.
@@ -307,6 +323,18 @@ pub(crate) fn receive(vm: &mut Vm, at: &str, compares: bool) -> Result<Value> {
     // The guest is here, whether the source hears of it or not.
     let is_heard = speaker.say(&Word::Running).is_ok();
     Ok(json!({ "source_knows": is_heard }))
+}
+
+/// QEMU does not let the guest go on. If it has ended, and the vCPUs have had no more time than `before`, the source
+/// gets its guest back.
+fn give_back(process: &Process, guest: &Guest, before: &[u128], speaker: &Speaker<TcpStream>, error: Error) -> Error {
+    const UNTIL_IT_HAS_ENDED: Duration = Duration::from_secs(10);
+    let has_ended = process.ends_within(UNTIL_IT_HAS_ENDED).unwrap_or(false);
+    let has_run_nothing = || guest.vps().and_then(|vps| vps.run_times()).is_ok_and(|now| now == before);
+    if has_ended && has_run_nothing() && speaker.say(&Word::Back(format!("{error:#}"))).is_ok() {
+        return error.context("the guest has not run here, and is the source's again");
+    }
+    error.context("the guest does not run here, and may have")
 }
 
 fn accept(listener: &TcpListener, cancelled: &AtomicBool) -> Result<TcpStream> {

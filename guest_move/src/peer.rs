@@ -13,11 +13,12 @@
 //!            <------------------------------- Same
 //!     Go ---------------------------------->            the source never runs the guest again
 //!            <------------------------------- Running
+//!         or <------------------------------- Back      its QEMU has ended, and the guest has not run there
 //! ```
 //!
-//! Until `Go` the source may let the guest go on, and the target may not. From then on it is the other way round. So
-//! the guest never runs on both sides, whatever is cut off or ends. A source that has said `Go` and hears nothing does
-//! not know whether the target runs it. It leaves its guest stopped, and says so.
+//! Until `Go` the source may let the guest go on, and the target may not. From then on it is the other way round, until
+//! `Back`. So the guest never runs on both sides, whatever is cut off or ends. A source that has said `Go` and hears
+//! nothing does not know whether the target runs it. It leaves its guest stopped, and says so.
 //!
 //! Each word, and each piece of data, has its length and a sum. QEMU's own stream has no sum: a bit of a page that
 //! changes on its way would be loaded. Data are neither copied nor given memory of their own here: memory that comes
@@ -59,12 +60,14 @@ pub(crate) enum Word {
         runs: bool,
     },
     Running,
+    /// The target has not run the guest, and cannot any more, and why. It is the source's again.
+    Back(String),
     /// The one that says this has given up, and why.
     Failed(String),
 }
 
 /// It changes with [`Word`], and with the form of a word.
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 /// Longest word: the sums of 4 GiB have 10 MB.
 const LONGEST: usize = 16 << 20;
 /// Until the other side counts as gone, if it says nothing, or takes nothing.
@@ -230,12 +233,7 @@ impl<S: Read> Listener<S> {
         Ok(())
     }
 
-    /// Waits for exactly this word.
-    pub(crate) fn expect(&mut self, expected: &Word) -> Result<()> {
-        self.expect_unless(expected, &AtomicBool::new(false))
-    }
-
-    /// The same, unless somebody sets `cancelled` meanwhile.
+    /// Waits for exactly this word, unless somebody sets `cancelled` meanwhile.
     pub(crate) fn expect_unless(&mut self, expected: &Word, cancelled: &AtomicBool) -> Result<()> {
         let word = self.hear_unless(cancelled)?;
         ensure!(word == *expected, "the other host says {word:?} instead of {expected:?}");
@@ -296,7 +294,8 @@ mod tests {
     fn words_arrive_and_a_failure_ends_it() {
         let (one, mut other) = pair();
         one.say(&Word::Loaded).expect("is heard");
-        assert!(other.expect(&Word::Go { runs: true }).is_err(), "that is another word");
+        let wanted = Word::Go { runs: true };
+        assert!(other.expect_unless(&wanted, &AtomicBool::new(false)).is_err(), "that is another word");
         one.pass_on(&mut [7; 70_000]).expect("is heard");
         assert!(other.hear_word_or_data(&AtomicBool::new(false)).expect("is said").is_none());
         assert_eq!(other.data(), [7; 70_000 - HEADER]);
