@@ -21,7 +21,8 @@ pub(super) struct Move {
     pub(super) after: Vec<f64>,
     /// All windows, with their times.
     pub(super) windows: Vec<Window>,
-    /// When the guest stops at the source and goes on at the target, in seconds from the beginning.
+    /// When the guest stops at the source and goes on at the target, in seconds of the source's clock from the
+    /// beginning.
     pub(super) stop: f64,
     pub(super) resume: f64,
     /// Seconds until the source has given it away.
@@ -54,26 +55,37 @@ impl Move {
     pub(super) fn of(said: &Said) -> Result<Self, String> {
         let event = |lines: &[Line], name: &str| lines.iter().find(|line| line.text == name).map(|line| line.at);
         let begin = event(&said.source, "event begin").ok_or("the guest did not start to write")?;
-        let told = said.source.iter().find_map(|line| line.text.strip_prefix("moved "));
-        let told: Value = told.and_then(|text| serde_json::from_str(text).ok()).ok_or("the source tells no result")?;
+        let told = said.source.iter().find_map(|line| Some((line.at, line.text.strip_prefix("moved ")?)));
+        let told = told.and_then(|(at, text)| Some((at, serde_json::from_str::<Value>(text).ok()?)));
+        let (told_at, told) = told.ok_or("the source tells no result")?;
         let is_failed = told["status"].as_str().is_some_and(|status| status != "completed");
         // QEMU says `STOP` only when it has stopped the devices too, which took more than a second. But it tells in the
         // end how long ago it began to stop the vCPUs.
         let sent = said.source.iter().rev().find(|line| line.text == "event sent").map(|line| line.at);
-        let downtime = told["qemu_downtime_ms"].as_u64().or(told["downtime"].as_u64()).map(Duration::from_millis);
-        let stop = sent.zip(downtime).and_then(|(sent, downtime)| sent.checked_sub(downtime));
+        let downtime = told["qemu_downtime_ms"].as_f64().or(told["downtime"].as_f64()).map(|ms| ms / 1e3);
         let resume = event(&said.target, "event resume");
-        let (Some(stop), Some(resume), false) = (stop, resume, is_failed) else {
+        let (Some(sent), Some(downtime), Some(resume), false) = (sent, downtime, resume, is_failed) else {
             return Err(format!("the guest has not moved: {told}"));
         };
 
-        // A line is about the second before it.
-        let second = Duration::from_secs(1);
-        let seconds = |at: Instant| match at.checked_duration_since(begin) {
-            Some(after) => after.as_secs_f64(),
-            None => -begin.duration_since(at).as_secs_f64(),
+        // The hosts' clocks count instructions, and lines are heard by this computer's clock. Both know how long the
+        // move took: Dunlin's until the end is told, QEMU's until it has sent all.
+        let (taken, heard) = match told["seconds"].as_f64() {
+            Some(seconds) => (seconds, told_at),
+            None => (told["total-time"].as_f64().unwrap_or_default() / 1e3, sent),
         };
-        let (stop, resume) = (seconds(stop), seconds(resume.max(stop)));
+        let stretch = heard.saturating_duration_since(begin).as_secs_f64() / taken;
+        if !(stretch.is_finite() && stretch > 0.0) {
+            return Err(format!("the move took no time: {told}"));
+        }
+        // A line is about the second before it.
+        let second = Duration::from_secs_f64(stretch);
+        let seconds = |at: Instant| match at.checked_duration_since(begin) {
+            Some(after) => after.as_secs_f64() / stretch,
+            None => -begin.duration_since(at).as_secs_f64() / stretch,
+        };
+        let stop = seconds(sent) - downtime;
+        let resume = seconds(resume).max(stop);
         let source = speeds(&said.source)?;
         let part = |is_in: &dyn Fn(Instant) -> bool| -> Vec<f64> {
             source.iter().filter(|(at, _)| is_in(*at)).flat_map(|(_, speeds)| speeds.clone()).collect()
@@ -93,7 +105,7 @@ impl Move {
             windows,
             stop,
             resume,
-            seconds: told["seconds"].as_f64().or(told["total-time"].as_f64().map(|ms| ms / 1e3)).unwrap_or_default(),
+            seconds: taken,
             rounds: number(&told, "rounds", "dirty-sync-count"),
             mib: number(&told, "bytes", "transferred") / f64::from(1 << 20),
             restarts: said.source.iter().filter(|line| line.text == "event again").count() as f64,
@@ -230,7 +242,7 @@ mod tests {
             "writer windows=80,40 wrong=0",
             "guest-move: 3 s, round 3",
             "event sent",
-            r#"moved {"seconds":2.5,"rounds":3,"bytes":2097152,"qemu_downtime_ms":500}"#,
+            r#"moved {"seconds":3.0,"rounds":3,"bytes":2097152,"qemu_downtime_ms":500}"#,
         ];
         let target =
             ["", "", "", "", "", "", "event resume", "writer windows=60,60 wrong=0", "writer windows=99,101 wrong=0"];
@@ -257,6 +269,15 @@ mod tests {
         assert_eq!(windows[6..], [(1750.0, 60.0), (2750.0, 60.0), (3125.0, 99.0), (3375.0, 101.0)]);
 
         assert!(both(&source[..5], &target).is_err());
+        // A host whose second lasts for two of this computer's. QEMU takes half the time for a stop then.
+        let mut slow = source;
+        slow[7] = r#"moved {"seconds":1.5,"rounds":3,"bytes":2097152,"qemu_downtime_ms":250}"#;
+        let slow = both(&slow, &target).expect("is whole");
+        let of = |moved: &Move, stretch: f64| [moved.stop * stretch, moved.resume * stretch, moved.still() * stretch];
+        assert_eq!(of(&slow, 2.0), of(&moved, 1.0));
+        let mut timeless = source;
+        timeless[7] = r#"moved {"seconds":0,"qemu_downtime_ms":250}"#;
+        assert!(both(&timeless, &target).is_err());
         assert!(both(&source, &target[..6]).is_err());
         let mut wrong = target;
         wrong[8] = "writer windows=99,101 wrong=1";
