@@ -210,7 +210,8 @@ const RUNS: &[Run] = &[
             cmdline: "seconds=1 experiments=shootdown,flush-storm,patched-code,one-clock,spin-cli,halt-cli",
         },
         machine: On::Usual,
-        not_on_vt_x: &["halt-cli"],
+        // The first has the others do the second.
+        not_on_vt_x: &["halt-cli", "mixed"],
         limit: MINUTE.saturating_mul(3),
         when: When::Short,
     },

@@ -11,9 +11,22 @@ use std::fmt::Write as _;
 
 /// Records that are compared.
 const KINDS: [&str; 5] = ["record", "result", "unsupported", "violation", "error"];
-/// Values that time decides, by name.
-const TIMES: [&str; 10] =
-    ["min", "max", "readings", "reads", "looks", "flushes", "fallbacks", "passes", "interrupts", "rounds"];
+/// Values that time decides, by name. Ports that read as zero are some of clocks.
+const TIMES: [&str; 13] = [
+    "min",
+    "max",
+    "readings",
+    "reads",
+    "looks",
+    "flushes",
+    "fallbacks",
+    "passes",
+    "interrupts",
+    "rounds",
+    "patches",
+    "zero",
+    "busy_work",
+];
 /// The value that is an exit's instructions.
 const FIGURE: &str = "ticks_per_iteration";
 
@@ -142,7 +155,7 @@ fn parse(line: &str) -> Option<Line> {
 /// Whether time decides about a word.
 fn is_time(word: &str) -> bool {
     let Some((name, _)) = word.split_once('=') else { return false };
-    ["ticks", "seconds", "khz", "_us"].iter().any(|part| name.contains(part)) || TIMES.contains(&name)
+    ["ticks", "seconds", "khz", "_us", "_ns"].iter().any(|part| name.contains(part)) || TIMES.contains(&name)
 }
 
 /// The words of a record. Text with spaces is in double quotes.
