@@ -172,7 +172,7 @@ mod tests {
         let text = how(&["--split=sometimes"]).expect_err("means nothing").to_string();
         assert!(text.contains("[possible values: adaptive, eager, lazy]"), "{text}");
         let text = how(&["--source=guest"]).expect_err("means nothing").to_string();
-        assert!(text.contains("[possible values: hardware, write-protect]"), "{text}");
+        assert!(text.contains("[possible values: pml, hardware, write-protect]"), "{text}");
         assert!(how(&["--rate=0"]).is_err());
     }
 }
