@@ -431,6 +431,9 @@ enum Cleared {
 
 /// A vCPU with its VMCS. A pCPU keeps parts of a VMCS to itself until VMCLEAR, so the VMCS must not be loaded elsewhere
 /// before (SDM vol. 3C, 25.11.1).
+///
+/// This copies the hypervisor's order: only the mailbox is its code. There the VMCS is in what the lock guards, so
+/// code that clears it after the release does not compile.
 struct WithVmcs {
     mailbox: Mailbox,
     /// Who holds it runs the vCPU.
