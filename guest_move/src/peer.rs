@@ -60,7 +60,7 @@ pub(crate) enum Word {
         runs: bool,
     },
     Running,
-    /// The target has not run the guest, and cannot any more, and why. It is the source's again.
+    /// Why the target has not run the guest. It never will, so the guest is the source's again.
     Back(String),
     /// The one that says this has given up, and why.
     Failed(String),
