@@ -39,7 +39,8 @@ serial.log (what hypervisor and guests wrote), bochs.log, the image, and the con
   --short   the runs that `cargo xtask test` makes on both processors, a minute or two on each
   --json    one line of JSON for each run on standard output; progress goes to standard error
   --list    the runs
-  RUN..     only these. `parent` runs only if it is named: it needs what `make parent` builds
+  RUN..     only these. `parent` and `dirty-log` run only if they are named, because they need what `make parent`
+            builds; on VT-x `debian-2`, too, because it fails there by a mistake of Bochs'
 
 In the table, ticks are Bochs' clock: instructions of one CPU, or of all CPUs that are not halted at once; 50 million are a second of
 the machine's time. They nearly repeat from run to run; wall times are those of this computer. The status is 0 if all runs did what
@@ -113,6 +114,8 @@ enum When {
     Short,
     /// Those without it.
     Long,
+    /// The same on SVM. On VT-x only those that name it: a mistake of Bochs' makes it fail there, see [`RUNS`].
+    LongOnSvm,
     /// Only those that name it: it needs what `make parent` builds.
     Named,
 }
@@ -263,7 +266,7 @@ const RUNS: &[Run] = &[
         machine: On::Usual,
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(15),
-        when: When::Long,
+        when: When::LongOnSvm,
     },
     Run {
         name: "parent",
@@ -340,6 +343,7 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
         _ if !names.is_empty() => names.contains(&run.name),
         When::Short => true,
         When::Long => !is_short,
+        When::LongOnSvm => !is_short && processor == PROCESSORS[0],
         When::Named => false,
     };
 
