@@ -433,11 +433,10 @@ impl ArchVcpu {
     }
 
     /// The guest has written registers of its interrupt controller, or set its timer again. If this ended the timer's
-    /// interrupt, the physical one must end as well, or there would never be another.
+    /// interrupt, the physical one must end as well, or there would never be another. If this made it pending, the
+    /// guest's end of it will be an end of the physical one, which must be active then.
     pub(in crate::arch::aarch64) fn check_timer_link(&mut self) {
-        if !self.gic.holds_linked(GUEST_TIMER) {
-            host_gic::set_guest_timer_active(false);
-        }
+        host_gic::set_guest_timer_active(self.gic.holds_linked(GUEST_TIMER));
     }
 
     /// Only interrupts of higher priority than this interrupt the guest: because of its mask, or its active interrupt.

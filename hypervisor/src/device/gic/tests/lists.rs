@@ -182,6 +182,27 @@ fn with_a_split_end_what_waits_for_its_second_half_keeps_nobody_out() {
 }
 
 #[test]
+fn timer_that_its_guest_makes_pending_holds_the_physical_one_until_the_end() {
+    let mut machine = Machine::running(1, 4);
+    machine.write_r(0, 0x1_0200, 1 << TIMER);
+    assert!(machine.cpu(0).timer_active);
+    assert_eq!(machine.cpu(0).acknowledge(), Some(TIMER));
+    machine.cpu(0).end();
+    assert!(!machine.cpu(0).timer_active, "the end of the one is the end of the other");
+    machine.settle_all();
+    machine.cpu(0).timer = true;
+    machine.settle_all();
+    assert_eq!(machine.cpu(0).acknowledge(), Some(TIMER), "and its timer still comes");
+
+    machine.write_r(0, 0x1_0280, 1 << TIMER);
+    machine.cpu(0).timer = false;
+    machine.cpu(0).end();
+    machine.write_r(0, 0x1_0200, 1 << TIMER);
+    machine.write_r(0, 0x1_0280, 1 << TIMER);
+    assert!(!machine.cpu(0).timer_active, "it has taken that back");
+}
+
+#[test]
 fn edge_while_active_is_delivered_once_more_after_the_end() {
     let mut machine = Machine::running(1, 4);
     machine.cpu(0).gic.raise(7);

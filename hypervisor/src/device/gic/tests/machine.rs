@@ -360,6 +360,8 @@ impl Machine {
         self.exit(vcpu);
         let gic = &mut self.cpus[vcpu as usize].gic;
         gic.write_redistributor(&mut self.distributor, whose, offset, width, value);
+        let cpu = &mut self.cpus[vcpu as usize];
+        cpu.timer_active = cpu.gic.holds_linked(TIMER);
         self.enter(vcpu);
     }
 
