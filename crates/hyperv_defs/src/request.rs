@@ -87,6 +87,46 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// What it asks for, in a few words.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::CreatePartition(..) => "parent: create partition",
+            Self::InitializePartition(..) => "parent: initialize partition",
+            Self::FinalizePartition(..) => "parent: finalize partition",
+            Self::DeletePartition(..) => "parent: delete partition",
+            Self::GetProperty(..) => "parent: get property",
+            Self::SetProperty(..) => "parent: set property",
+            Self::Deposit(..) => "parent: deposit",
+            Self::Withdraw(..) => "parent: withdraw",
+            Self::MapPages(..) => "parent: map pages",
+            Self::UnmapPages(..) => "parent: unmap pages",
+            Self::GetAccessStates(..) => "parent: get access states",
+            Self::InstallIntercept(..) => "parent: install intercept",
+            Self::CreateVp(..) => "parent: create VP",
+            Self::DeleteVp(..) => "parent: delete VP",
+            Self::GetRegisters(..) => "parent: get registers",
+            Self::SetRegisters(..) => "parent: set registers",
+            Self::Translate(..) => "parent: translate",
+            Self::CpuidResult(..) => "parent: CPUID result",
+            Self::GetCpuidValues(..) => "parent: get CPUID values",
+            Self::MapStatePage(..) => "parent: map state page",
+            Self::UnmapStatePage(..) => "parent: unmap state page",
+            Self::MapStatsPage(..) => "parent: map stats page",
+            Self::UnmapStatsPage(..) => "parent: unmap stats page",
+            Self::GetState(..) => "parent: get state",
+            Self::SetState(..) => "parent: set state",
+            Self::AssertInterrupt(..) => "parent: assert interrupt",
+            Self::ClearInterrupt(..) => "parent: clear interrupt",
+            Self::CreatePort(..) => "parent: create port",
+            Self::DeletePort(..) => "parent: delete port",
+            Self::ConnectPort(..) => "parent: connect port",
+            Self::DisconnectPort(..) => "parent: disconnect port",
+            Self::RingEmpty(..) => "parent: ring empty",
+            Self::PostMessage(..) => "parent: post message",
+        }
+    }
+
     /// `input` has the length of the call's shape. `None`: not a call about partitions.
     #[cold]
     #[inline(never)]

@@ -14,9 +14,10 @@ use crossbeam_utils::CachePadded;
 use log::info;
 use spin::Once;
 
-use crate::arch::{Arch, Machine};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu;
 use crate::sync::{Mutex, per_host};
+use crate::vcpu::run::Running;
 
 /// Kinds of work that a pCPU tells apart.
 const KINDS: usize = 96;
@@ -28,6 +29,10 @@ struct Stretch {
     work: &'static str,
     /// The longest one of each kind of work, in host ticks.
     longest: Vec<(&'static str, u64)>,
+    /// When the vCPU that runs here has left its guest last, as far as that is known here, and for how long it had been
+    /// in it until then, in host ticks.
+    left_at: u64,
+    guest_ticks: u64,
 }
 
 per_host! {
@@ -36,7 +41,7 @@ per_host! {
 
 impl Stretch {
     fn new() -> Self {
-        Self { since: 0, work: "start", longest: Vec::with_capacity(KINDS) }
+        Self { since: 0, work: "start", longest: Vec::with_capacity(KINDS), left_at: 0, guest_ticks: 0 }
     }
 
     /// Interrupts had their turn at this time.
@@ -77,11 +82,25 @@ pub(crate) fn busy_with(work: &'static str) {
     here(|stretch| stretch.work = work);
 }
 
-/// A guest was entered at one time, and left at another, for `exit`.
-pub(crate) fn ran(entered_at: u64, left_at: u64, exit: &'static str) {
+/// A vCPU runs here from now on.
+pub(crate) fn begins(run: &Running<'_>) {
     here(|stretch| {
-        stretch.end(entered_at);
-        (stretch.since, stretch.work) = (left_at, exit);
+        stretch.work = "switch";
+        (stretch.left_at, stretch.guest_ticks) = (run.owner.arch.left_at(), run.tally.guest_ticks.get());
+    });
+}
+
+/// The vCPU that runs here has left its guest, for this reason: one stretch has ended when it entered it, another one
+/// has begun. Called once or more for each exit, the first time before any other function here.
+pub(crate) fn left(run: &Running<'_>, reason: impl FnOnce() -> &'static str) {
+    here(|stretch| {
+        let (left_at, guest_ticks) = (run.owner.arch.left_at(), run.tally.guest_ticks.get());
+        if left_at != stretch.left_at {
+            let was_in_guest = guest_ticks.saturating_sub(stretch.guest_ticks);
+            stretch.end(left_at.saturating_sub(was_in_guest));
+            (stretch.since, stretch.work) = (left_at, reason());
+            (stretch.left_at, stretch.guest_ticks) = (left_at, guest_ticks);
+        }
     });
 }
 

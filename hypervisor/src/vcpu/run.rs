@@ -173,9 +173,6 @@ struct Traced {
     left_at: u64,
     /// The exits that were counted until then.
     exits: [u64; ExitReason::COUNT],
-    /// Time of the last exit whose stretches were measured, and the time in the guest until then.
-    measured_at: u64,
-    guest_ticks: u64,
 }
 
 impl Traced {
@@ -183,10 +180,8 @@ impl Traced {
     fn begin(run: &mut Running<'_>) -> Self {
         trace::run_began(run.vm.number, run.index);
         run.owner.arch.activity().set_traced(true);
-        let left_at = run.owner.arch.left_at();
-        let guest_ticks = run.tally.guest_ticks.get();
-        longest::busy_with("switch");
-        Self { left_at, exits: run.tally.exits(), measured_at: left_at, guest_ticks }
+        longest::begins(run);
+        Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
     }
 
     /// Records the last exit, if there was one since the last call: the counter that has changed gives its reason.
@@ -199,7 +194,7 @@ impl Traced {
         self.measure(run);
         let exits = run.tally.exits();
         trace::exit(left_at, self.reason(&exits));
-        *self = Self { left_at, exits, ..*self };
+        *self = Self { left_at, exits };
     }
 
     /// Why the guest was left last.
@@ -210,15 +205,8 @@ impl Traced {
 
     /// Measures what lies before and after the last time in the guest, unless that was done.
     #[cold]
-    fn measure(&mut self, run: &Running<'_>) {
-        let left_at = run.owner.arch.left_at();
-        if !longest::is_on() || left_at == self.measured_at {
-            return;
-        }
-        let guest_ticks = run.tally.guest_ticks.get();
-        let entered_at = left_at.saturating_sub(guest_ticks.saturating_sub(self.guest_ticks));
-        longest::ran(entered_at, left_at, self.reason(&run.tally.exits()).name());
-        (self.measured_at, self.guest_ticks) = (left_at, guest_ticks);
+    fn measure(&self, run: &Running<'_>) {
+        longest::left(run, || self.reason(&run.tally.exits()).name());
     }
 
     fn end(mut self, run: &mut Running<'_>, end: RunEnd) {

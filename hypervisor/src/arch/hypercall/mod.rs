@@ -33,6 +33,7 @@ pub(in crate::arch) use parent::perform as perform_of_parent;
 pub(in crate::arch) use synic_page::SynicPage;
 
 use super::machine::cpuid;
+use crate::trace::longest;
 use crate::vcpu::run::Running;
 
 /// Where the input of a call is.
@@ -124,7 +125,12 @@ fn perform(
         Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
         Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
         Call::SpinWait(_) => Ok(Ended::Yielding(checked.success())),
-        Call::Partition(request) => parent::perform(run.vm, run.index, checked, &request, rights.children, output),
+        Call::Partition(request) => {
+            if longest::is_on() {
+                longest::left(run, || request.name());
+            }
+            parent::perform(run.vm, run.index, checked, &request, rights.children, output)
+        }
     }
 }
 
