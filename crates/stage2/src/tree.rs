@@ -65,21 +65,40 @@ impl<F: Format> Tree<F> {
     ///
     /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that used it is flushed.
     pub fn destroy(self, pages: &impl Pages) {
-        for number in 0..root_tables(&self.format) {
-            let table = Hpa(self.root.0 + u64::from(number) * PAGE_BYTES);
-            self.free_below(pages, table, self.format.levels() - 1);
+        self.empty(pages, || true);
+        for table in self.roots() {
+            pages.free(table);
         }
     }
 
-    fn free_below(&self, pages: &impl Pages, table: Hpa, level: u32) {
-        if level > 0 {
-            for index in 0..entries::<F>() {
-                if let PageTableEntry::Table(next) = self.format.decode(level, pages.load(Cell::new(table, index))) {
-                    self.free_below(pages, next, level - 1);
+    /// The same for all tables but the root, as long as there is time for `more` after each. Returns whether the root
+    /// is all that is left. If not, the next call goes on.
+    pub fn empty(&self, pages: &impl Pages, mut more: impl FnMut() -> bool) -> bool {
+        self.roots().all(|table| self.empty_table(pages, table, self.format.levels() - 1, &mut more))
+    }
+
+    fn roots(&self) -> impl Iterator<Item = Hpa> {
+        let first = self.root;
+        (0..root_tables(&self.format)).map(move |number| Hpa(first.0 + u64::from(number) * PAGE_BYTES))
+    }
+
+    fn empty_table(&self, pages: &impl Pages, table: Hpa, level: u32, more: &mut impl FnMut() -> bool) -> bool {
+        if level == 0 {
+            return true;
+        }
+        for cell in (0..entries::<F>()).map(|index| Cell::new(table, index)) {
+            if let PageTableEntry::Table(next) = self.format.decode(level, pages.load(cell)) {
+                if !self.empty_table(pages, next, level - 1, more) {
+                    return false;
+                }
+                pages.write_private(cell, 0);
+                pages.free(next);
+                if !more() {
+                    return false;
                 }
             }
         }
-        pages.free(table);
+        true
     }
 
     /// The flush for a leaf that covers `page` and has lost a right.

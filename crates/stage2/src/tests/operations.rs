@@ -45,6 +45,24 @@ fn largest_leaves_that_both_alignments_allow_are_used() {
 }
 
 #[test]
+fn tree_that_is_emptied_in_parts_gives_back_one_table_after_the_other() {
+    let pool = Pool::of(1200);
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
+    for mapped in [range(3 * GIB - 4096, GIB + 8192), range(513 * GIB, 4 * MIB)] {
+        assert!(tree.map(&pool, mapped, Hpa(0x1000), Access::ALL).expect("maps").is_empty());
+    }
+    let mut left = pool.left();
+    while !tree.tree.empty(&pool, || false) {
+        assert_eq!(pool.left(), left + 1);
+        left += 1;
+        assert_eq!(leaf_at(&tree, &pool, 3 * GIB - 4096), None, "the first ones have gone first");
+    }
+    assert_eq!(pool.left(), 1199, "the root is left");
+    tree.destroy(&pool);
+    assert_eq!(pool.left(), 1200);
+}
+
+#[test]
 fn host_memory_that_is_aligned_differently_gets_smaller_leaves() {
     let pool = Pool::of(600);
     let mut tree = Guest::new(NPT, &pool).expect("pool");
