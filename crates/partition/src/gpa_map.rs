@@ -236,17 +236,27 @@ impl GpaMap {
         Entry::Absent
     }
 
-    /// Calls `found` for those of `pages` that are described, in ascending order. It descends once for each table.
-    pub fn described(&self, pages: Range<u64>, store: &impl Store, mut found: impl FnMut(u64)) {
+    /// Calls `found` for those of `pages` that are described, in ascending order, several at a time. It descends once
+    /// for each table.
+    pub fn described(&self, pages: Range<u64>, store: &impl Store, mut found: impl FnMut(Range<u64>)) {
         let mut page = pages.start;
         while page < pages.end {
             let end = pages.end.min((page + 1).next_multiple_of(1 << BITS));
             match self.last_table(page, store) {
                 Some(table) => {
                     let is_there = |page: &u64| Word::decode(store.read(table, index_at(*page, 0))) != Word::Absent;
-                    (page..end).filter(is_there).for_each(&mut found);
+                    let mut run = page..page;
+                    for there in (page..end).filter(is_there) {
+                        if there != run.end && !run.is_empty() {
+                            found(run.clone());
+                        }
+                        run = if there == run.end { run.start..there + 1 } else { there..there + 1 };
+                    }
+                    if !run.is_empty() {
+                        found(run);
+                    }
                 }
-                None if self.get(page, store) != Entry::Absent => (page..end).for_each(&mut found),
+                None if self.get(page, store) != Entry::Absent => found(page..end),
                 None => {}
             }
             page = end;

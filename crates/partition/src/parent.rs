@@ -190,11 +190,13 @@ impl Parent {
     /// # Errors
     ///
     /// [`Status::InvalidPartitionId`], [`Status::InvalidPartitionState`].
-    pub fn finalize(&mut self, id: PartitionId) -> Result<(), Status> {
+    pub fn finalize(&mut self, id: PartitionId) -> Result<bool, Status> {
         let at = self.position(id)?;
-        self.children[at].finalize()?;
-        self.ports.forget(id);
-        Ok(())
+        let begins = self.children[at].finalize()?;
+        if begins {
+            self.ports.forget(id);
+        }
+        Ok(begins)
     }
 
     /// HvCallDeletePartition. Pages that were not withdrawn return to the parent; `returned` is called for each. At

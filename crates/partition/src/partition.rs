@@ -157,19 +157,19 @@ impl Partition {
     }
 
     /// The first part of HvCallFinalizePartition: from here on, no VP may run. The caller stops them, and flushes all
-    /// TLBs, before it [empties](Self::empty) the partition.
+    /// TLBs, before it [empties](Self::empty) the partition. Returns whether this has begun now.
     ///
     /// # Errors
     ///
     /// [`Status::InvalidPartitionState`] if that was done already.
-    pub fn finalize(&mut self) -> Result<(), Status> {
+    pub fn finalize(&mut self) -> Result<bool, Status> {
         match self.state {
             State::Created | State::Initialized => {
                 self.state = State::Finalizing;
                 self.doorbells = Vec::new();
-                Ok(())
+                Ok(true)
             }
-            State::Finalizing => Ok(()),
+            State::Finalizing => Ok(false),
             State::Finalized => Err(Status::InvalidPartitionState),
         }
     }
@@ -483,6 +483,23 @@ impl Partition {
         &self.map
     }
 
+    /// Whether [`Self::create_vp`] can succeed, and where among the VPs the new one will be.
+    ///
+    /// # Errors
+    ///
+    /// Those that depend on the partition only.
+    pub fn check_new_vp(&self, index: u32, host: &Host) -> Result<usize, Status> {
+        self.must_be(State::Initialized)?;
+        let Err(at) = self.vp_position(index) else { return Err(Status::InvalidVpIndex) };
+        if index >= host.vps {
+            return Err(Status::InvalidVpIndex);
+        }
+        if self.deposits.free() < host.pages_per_vp as u64 {
+            return Err(Status::InsufficientMemory);
+        }
+        Ok(at)
+    }
+
     /// HvCallCreateVp. Its `price` is a number of deposited pages.
     ///
     /// # Errors
@@ -490,16 +507,8 @@ impl Partition {
     /// [`Status::InvalidPartitionState`], [`Status::InvalidVpIndex`] if it cannot be or is there,
     /// [`Status::InsufficientMemory`].
     pub fn create_vp(&mut self, index: u32, host: &Host, store: &mut impl Store) -> Result<&Vp, Status> {
-        self.must_be(State::Initialized)?;
-        let Err(at) = self.vp_position(index) else { return Err(Status::InvalidVpIndex) };
-        if index >= host.vps {
-            return Err(Status::InvalidVpIndex);
-        }
-
+        let at = self.check_new_vp(index, host)?;
         let mut vp = Vp::default();
-        if self.deposits.free() < host.pages_per_vp as u64 {
-            return Err(Status::InsufficientMemory);
-        }
         if vp.paid.try_reserve_exact(host.pages_per_vp).is_err() || self.vps.try_reserve(1).is_err() {
             return Err(Status::NoResources);
         }

@@ -188,7 +188,7 @@ fn child_lives_once() {
 
     rig.finalize();
     assert_eq!(rig.with(|child, _, _| child.state()), State::Finalized);
-    assert_eq!((rig.parent.finalize(ID), initialize(&mut rig), vp(&mut rig)), (no, no, no));
+    assert_eq!((rig.parent.finalize(ID).map(drop), initialize(&mut rig), vp(&mut rig)), (no, no, no));
     assert_eq!(rig.try_map(0, MAP, &[LARGE]).1, no);
     assert!(!rig.unmap(0, 5, false).needs_flush(), "what is gone is unmapped");
     assert!(!rig.no_access(0, 5, false).needs_flush(), "and nobody has access to it");

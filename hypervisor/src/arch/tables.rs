@@ -106,7 +106,7 @@ impl TablePool {
         Self { base, mask: PAGE_BYTES - size_of::<AtomicU64>() as u64, ..Self::of_given_pages() }
     }
 
-    /// Gives a pool of given pages one more. It returns from [`into_pages`](Self::into_pages).
+    /// Gives a pool of given pages one more. It returns from [`take_back`](Self::take_back).
     ///
     /// # Safety
     /// It is a page of host RAM, present in the direct map. From now on until it returns, nothing else accesses it: no
@@ -125,18 +125,23 @@ impl TablePool {
         self.free.lock().used_count
     }
 
-    /// The pages that the pool was given, to return them to their owner. All tables were freed before.
+    /// Whether none of the pages that the pool was given is in a tree.
     #[allow(dead_code, reason = "not every architecture has children")]
-    pub(crate) fn into_pages(self) -> GivenPages {
+    pub(crate) fn has_all(&self) -> bool {
         let free = self.free.lock();
-        debug_assert!(
-            self.run.is_some() || free.used_count == free.given_count,
-            "{} of {} pages are still tables",
-            free.given_count - free.used_count,
-            free.given_count
-        );
-        drop(free);
-        GivenPages(self)
+        free.used_count == free.given_count
+    }
+
+    /// Takes back one of the pages that the pool was given and that is in no tree, to return it to its owner.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn take_back(&self) -> Option<Hpa> {
+        if self.run.is_some() {
+            return None;
+        }
+        let mut free = self.free.lock();
+        let page = self.pop(&mut free)?;
+        free.given_count -= 1;
+        Some(page)
     }
 
     /// Host memory that tables use now, of the reserved memory.
@@ -190,19 +195,6 @@ impl TablePool {
         let is_in = |run: &Frames| hpa.0.wrapping_sub(run.hpa().0) < run.bytes();
         debug_assert!(self.run.as_ref().is_none_or(is_in), "{hpa}: a tree names only tables of its own pool");
         self.base.0 + (hpa.0 & self.mask)
-    }
-}
-
-/// The pages that a pool was given, one after the other.
-#[allow(dead_code, reason = "not every architecture has children")]
-pub(crate) struct GivenPages(TablePool);
-
-impl Iterator for GivenPages {
-    type Item = Hpa;
-
-    fn next(&mut self) -> Option<Hpa> {
-        let pool = &self.0;
-        pool.run.is_none().then(|| pool.pop(&mut pool.free.lock())).flatten()
     }
 }
 
@@ -351,7 +343,13 @@ mod tests {
             assert_eq!(memory.tables().spare_pages(), 16 - (1 + 3 + 1 + 2 + 3));
             assert_eq!((memory.table_bytes(), memory.reserved_table_bytes()), (10 * PAGE_BYTES, 16 * PAGE_BYTES));
 
-            let mut back: Vec<Hpa> = memory.take_tables().collect();
+            // A table at a time, as if there was time for no more: nine below the root, and a look that finds no other.
+            let mut parts = 1;
+            while !memory.take_tree_apart(|| false) {
+                parts += 1;
+            }
+            assert_eq!(parts, 10);
+            let mut back: Vec<Hpa> = core::iter::from_fn(|| memory.take_table()).collect();
             let mut shape = memory.shape();
             let walk = memory.tree().walk_mut(memory.tables(), &NoTlb, &mut shape);
             assert_eq!(walk.walk().lookup(Gpa(0)), None, "nothing is left");

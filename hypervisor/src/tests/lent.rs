@@ -473,6 +473,21 @@ fn with_family(script: fn(&Family<'_>)) {
 }
 
 #[test]
+fn parent_that_creates_its_last_vp_first_has_those_that_it_has_created() {
+    with_family(|family| {
+        let create = |index| family.call(Code::CreateVp, 0, &bytes(&[family.id, index, !0]));
+        let exist = || [0, 1, 2, 3].map(|index| family.child().vp(index).is_some());
+        let refused = Answer::new(Status::InvalidVpIndex, 0);
+        assert_eq!(create(4), refused, "a child has at most four here");
+        assert_eq!(family.child().vcpus().len(), 1, "which is known before any is made");
+        assert_eq!(create(3), all(0));
+        assert_eq!(exist(), [true, false, false, true]);
+        assert_eq!((create(3), create(1)), (refused, all(0)));
+        assert_eq!(exist(), [true, true, false, true]);
+    });
+}
+
+#[test]
 fn deposited_page_is_out_of_the_parents_reach_until_it_is_back() {
     with_family(|family| {
         let mut word = [0; 8];

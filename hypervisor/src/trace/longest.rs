@@ -20,7 +20,7 @@ use crate::sync::{Mutex, per_host};
 use crate::vcpu::run::Running;
 
 /// Kinds of work that a pCPU tells apart.
-const KINDS: usize = 96;
+const KINDS: usize = 128;
 
 struct Stretch {
     /// When the last one ended, in host ticks. Zero before the first.

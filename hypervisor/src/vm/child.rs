@@ -101,6 +101,11 @@ impl Vp {
 }
 
 impl Child {
+    /// A vCPU is freed, and needs no room in the queues any more.
+    pub(super) fn give_up_room(&self) {
+        self.rooms.lock().pop();
+    }
+
     /// The parent's vCPU that has resumed a vCPU last.
     pub(crate) fn resumer(&self, index: u32) -> u32 {
         self.vps.get(index as usize).map_or(0, |vp| vp.resumer.load(Ordering::Relaxed))
@@ -156,11 +161,39 @@ impl Vm {
         self.child.as_deref()
     }
 
+    /// Gives a child those vCPUs before `index` that it lacks, absent, as long as there is time for `more` after each.
+    /// Returns whether it lacks none any more.
+    ///
+    /// # Errors
+    /// The host has too little memory, or the VM is no child.
+    pub(crate) fn add_absent_vcpus(
+        self: &Arc<Self>,
+        index: u32,
+        mut more: impl FnMut() -> bool,
+    ) -> Result<bool, Exhausted> {
+        while let Some(last) = index.checked_sub(1)
+            && self.vcpus.len() <= last as usize
+        {
+            self.grow_to(u32::try_from(self.vcpus.len()).unwrap_or(last).min(last))?;
+            if !more() {
+                return Ok(self.vcpus.len() > last as usize);
+            }
+        }
+        Ok(true)
+    }
+
     /// Gives a child its vCPU `index`, suspended, and those before it that it lacks, absent.
     ///
     /// # Errors
     /// The host has too little memory.
     pub(crate) fn add_vcpu(self: &Arc<Self>, index: u32) -> Result<(), Exhausted> {
+        self.grow_to(index)?;
+        self.vcpus[index as usize].suspended().fetch_and(!suspend::ABSENT, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Adds absent vCPUs up to this one.
+    fn grow_to(self: &Arc<Self>, index: u32) -> Result<(), Exhausted> {
         let Some(child) = self.as_child() else { return Err(Exhausted) };
         let mut rooms = child.rooms.lock();
         while self.vcpus.len() <= index as usize {
@@ -195,7 +228,6 @@ impl Vm {
                 self.post(next, Pending::STOP);
             }
         }
-        self.vcpus[index as usize].suspended().fetch_and(!suspend::ABSENT, Ordering::SeqCst);
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use super::backing::Backing;
 use super::dirty::log::DirtyState;
 use super::tags::VmTags;
 use super::visits::Visits;
-use crate::arch::tables::{GivenPages, TablePool};
+use crate::arch::tables::TablePool;
 use crate::arch::{Arch, Machine};
 use crate::cpu::preemption::preemption_point;
 use crate::frames::{Exhausted, Frames, reserve};
@@ -107,6 +107,9 @@ struct Missing {
     /// Its maximum length.
     bytes: u64,
 }
+
+/// The root of a tree that was taken ([`Tree::take`]).
+const NO_ROOT: Hpa = Hpa(0);
 
 /// End of the memory that boot loaders and old devices can use, and the shortest piece of it that is worth an entry of
 /// the guest's memory map.
@@ -294,15 +297,32 @@ impl Memory {
         }))
     }
 
-    /// Takes the pages that a child's tables were given; nothing is mapped any more. Its last vCPU has left for good.
+    /// Takes a child's tree apart, as long as there is time for `more`. Its last vCPU has left for good. Returns
+    /// whether nothing is left of it: its tables can be [taken](Self::take_table) then.
     #[allow(dead_code, reason = "not every architecture has children")]
-    pub(crate) fn take_tables(&mut self) -> GivenPages {
+    pub(crate) fn take_tree_apart(&mut self, more: impl FnMut() -> bool) -> bool {
         if let Some(comeback) = self.comeback() {
             comeback.lock().end(self);
         }
-        let tables = core::mem::replace(&mut self.tables, TablePool::of_nothing());
-        self.tree.take().destroy(&tables);
-        tables.into_pages()
+        if self.tree.root() != NO_ROOT {
+            if !self.tree.empty(&self.tables, more) {
+                return false;
+            }
+            self.tree.take().destroy(&self.tables);
+        }
+        true
+    }
+
+    /// Takes one of the pages that the tables of a tree that was taken apart were given. After the last one there is an
+    /// empty table wherever anybody looks.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn take_table(&mut self) -> Option<Hpa> {
+        let table = self.tables.take_back();
+        if table.is_none() {
+            debug_assert!(self.tables.has_all(), "some pages are still tables");
+            self.tables = TablePool::of_nothing();
+        }
+        table
     }
 
     /// These functions reach the VM's memory from now on, until its end. Called once. All of it is mapped already, and

@@ -407,10 +407,23 @@ pub(crate) fn take_apart(mut vm: Arc<Vm>) {
 
 impl Vm {
     fn free_vcpus(&mut self, in_between: fn()) {
-        for vcpu in core::mem::take(&mut self.vcpus).into_vec() {
-            self.memory.tags().release(vcpu.into_inner().into_tags());
+        while self.free_vcpu() {
             in_between();
         }
+    }
+
+    /// Frees the last vCPU. Returns whether there was one.
+    pub(crate) fn free_vcpu(&mut self) -> bool {
+        // No memory moves, nor is any allocated.
+        let mut vcpus = core::mem::take(&mut self.vcpus).into_vec();
+        let last = vcpus.pop();
+        self.vcpus = vcpus.into();
+        let Some(last) = last else { return false };
+        if let Some(child) = &self.child {
+            child.give_up_room();
+        }
+        self.memory.tags().release(last.into_inner().into_tags());
+        true
     }
 }
 

@@ -77,6 +77,12 @@ pub(crate) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     }
 }
 
+/// The same for a call of a parent, which pauses now and then.
+pub(crate) fn send_to_child(vm: &Vm, message: &Message, pause: impl Fn()) {
+    send(vm, None, message);
+    pause();
+}
+
 /// There is nothing to prepare.
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 

@@ -43,7 +43,8 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
     // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again.
     // Its vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register,
     // which is the VMM's.
-    delivery::send(&vm, None, &Message { kind, vector: assert.vector, target, level: false });
+    let message = Message { kind, vector: assert.vector, target, level: false };
+    delivery::send_to_child(&vm, &message, || caller.preemption_point());
     caller.done()
 }
 
@@ -53,7 +54,8 @@ pub(super) fn clear(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Statu
     // Before it is initialized, none can have one.
     if let Ok(vm) = caller.children.vm(id) {
         let target = Target::AllIncludingSelf;
-        delivery::send(&vm, None, &Message { kind: Kind::NoExternal, vector: 0, target, level: false });
+        let message = Message { kind: Kind::NoExternal, vector: 0, target, level: false };
+        delivery::send_to_child(&vm, &message, || caller.preemption_point());
     }
     caller.done()
 }

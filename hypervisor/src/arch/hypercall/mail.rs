@@ -70,6 +70,9 @@ pub(in crate::arch) struct Inbox {
 const FIRST_VP: usize = 64;
 const _: () = assert!(SINTS <= FIRST_VP);
 
+/// Places that are looked at before the pCPU takes its interrupts.
+const PLACES_AT_ONCE: u32 = 1024;
+
 const VP_BITS: u32 = 16;
 
 /// A vCPU of a child, in a word. No partition has the id 0.
@@ -132,12 +135,16 @@ impl Mail {
         }
     }
 
-    /// All numbers of a child's vCPUs are free again.
-    pub(super) fn remove_senders_of(&self, id: PartitionId) {
+    /// All numbers of a child's vCPUs are free again. Calls `pause` now and then.
+    pub(super) fn remove_senders_of(&self, id: PartitionId, mut pause: impl FnMut()) {
         for (number, place) in (0..).zip(&self.senders) {
             let word = place.load(Ordering::Relaxed);
-            if word != 0 && partition_of(word) == id {
+            let is_one = word != 0 && partition_of(word) == id;
+            if is_one {
                 self.remove_sender(number);
+            }
+            if is_one || number % PLACES_AT_ONCE == 0 {
+                pause();
             }
         }
     }
@@ -238,11 +245,15 @@ impl Mail {
         }
     }
 
-    /// The same for all ports that heard a child.
-    pub(super) fn remove_ports_of(&self, id: PartitionId) {
-        for (at, place) in self.ports.iter().enumerate() {
-            if place.sender.load(Ordering::Relaxed) == id.0 && place.word.load(Ordering::Relaxed) != 0 {
-                self.clear_port(at);
+    /// The same for all ports that heard a child. Calls `pause` now and then.
+    pub(super) fn remove_ports_of(&self, id: PartitionId, mut pause: impl FnMut()) {
+        for (at, place) in (0..).zip(&self.ports) {
+            let is_one = place.sender.load(Ordering::Relaxed) == id.0 && place.word.load(Ordering::Relaxed) != 0;
+            if is_one {
+                self.clear_port(at as usize);
+            }
+            if is_one || at % PLACES_AT_ONCE == 0 {
+                pause();
             }
         }
     }

@@ -30,7 +30,7 @@ use stage2::{Access, Denial, Fault, MapError, Source, Stale};
 use super::Ended;
 use super::budget::Budget;
 use super::parent::{Caller, Children, Deposited, Family};
-use crate::arch::tables::{GivenPages, TablePool};
+use crate::arch::tables::TablePool;
 use crate::mutants::{self, Mutant};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
@@ -40,7 +40,7 @@ use crate::vm::memory::Memory;
 use crate::vm::tags::VmTags;
 
 /// Deposited pages of one flush.
-const DEPOSITS_AT_ONCE: u16 = 128;
+const DEPOSITS_AT_ONCE: u16 = 64;
 /// Tables for the ends of a range, where larger pages must be split.
 const TABLES_FOR_ENDS: u64 = 2;
 /// Tables for a single page.
@@ -237,6 +237,7 @@ fn change(
         }
     }
     child.settle(released, ledger, store);
+    caller.preemption_point();
     follow(&vm, done);
     caller.ended_after(done, result)
 }
@@ -358,20 +359,28 @@ pub(super) fn of_child(caller: &Caller<'_>, child: &mut Partition, config: &VmCo
     let tables = TablePool::of_given_pages();
     feed(child, &tables, 1, store)?;
     Memory::of_child(tags, tables).map_err(|tables| {
-        return_tables(child, tables.into_pages(), store);
+        while let Some(table) = tables.take_back() {
+            return_table(child, table, store);
+        }
         Status::NoResources
     })
 }
 
-/// A child's VM has ended: its tables are free pages of its deposits again.
-pub(super) fn end_of_child(family: &Family<'_>, child: &mut Partition, mut vm: Vm) {
-    let tables = vm.memory.take_tables();
-    drop(vm);
-    return_tables(child, tables, &mut family.store());
+/// A child's VM has ended: as many of its tables as there is time for become free pages of its deposits again. Returns
+/// whether all are.
+pub(super) fn return_tables(family: &Family<'_>, id: PartitionId, memory: &mut Memory, budget: Budget) -> bool {
+    let mut parent = family.children.lock();
+    let Ok((child, _)) = parent.child_mut(id) else { return true };
+    let store = &mut family.store();
+    while !budget.is_spent() {
+        let Some(table) = memory.take_table() else { return true };
+        return_table(child, table, store);
+    }
+    false
 }
 
-fn return_tables(child: &mut Partition, tables: GivenPages, store: &mut Deposited<'_>) {
-    for page in tables.filter_map(|hpa| store.0.backing.page_at(hpa)) {
+fn return_table(child: &mut Partition, table: Hpa, store: &mut Deposited<'_>) {
+    if let Some(page) = store.memory.backing.page_at(table) {
         child.deposits.put(page, Use::Stage2, store);
     }
 }
@@ -380,7 +389,7 @@ fn return_tables(child: &mut Partition, tables: GivenPages, store: &mut Deposite
 #[cold]
 pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gpa, needs: Access) -> Resolved {
     let Some(child) = run.vm.as_child() else { return Resolved::Device };
-    let mut store = Deposited(&child.parent.memory);
+    let mut store = Deposited::of(&child.parent.memory);
     // Not as a walker, and not during an emulation: see `Children::lock`.
     let mut parent = children.lock();
     let Ok((partition, _)) = parent.child_mut(child.id) else { return Resolved::Again(Denial::NONE) };

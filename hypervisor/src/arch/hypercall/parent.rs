@@ -5,6 +5,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +23,9 @@ use super::{Ended, interrupt, memory, partition as life, registers, tracking, vp
 use crate::arch::machine::cpuid;
 use crate::arch::{Arch, Machine};
 use crate::cpu;
+use crate::cpu::preemption::preemption_point;
 use crate::sync::{Mutex, MutexGuard};
+use crate::vcpu::{Vcpu, unsent};
 use crate::vm::backing::Place;
 use crate::vm::memory::Memory;
 use crate::vm::{VcpuRef, Vm};
@@ -32,7 +35,7 @@ pub(in crate::arch) struct Children {
     /// Their descriptions.
     parent: Mutex<Parent>,
     /// The VMs of those that are initialized.
-    vms: Mutex<Vec<(PartitionId, Arc<Vm>)>>,
+    vms: Mutex<Vec<(PartitionId, OfChild)>>,
     /// Nobody will end them: the parent has reset its interface.
     are_abandoned: AtomicBool,
     /// What they have left for the parent's vCPUs.
@@ -41,6 +44,14 @@ pub(in crate::arch) struct Children {
     pub(in crate::arch) bus: VmBus,
     /// Its pages that show counters.
     pub(super) statistics: Statistics,
+}
+
+/// The VM of a child.
+enum OfChild {
+    /// It lives.
+    Lives(Arc<Vm>),
+    /// It has ended, and is taken apart: what is left of it. `None`: by a call at this moment.
+    Ends(Option<Arc<Vm>>),
 }
 
 impl Children {
@@ -83,7 +94,7 @@ impl Children {
 
     /// Writes the counters of the host, of `parent` and of its children into those pages whose turn it is.
     pub(in crate::arch) fn renew_statistics(&self, parent: &Vm) {
-        self.statistics.renew(&Family { vm: parent, children: self }, Machine::now());
+        self.statistics.renew(&Family { vm: parent, children: self, caller: None }, Machine::now());
     }
 
     /// A child's VM.
@@ -91,13 +102,15 @@ impl Children {
     /// # Errors
     /// [`Status::InvalidPartitionState`] if it has none, because it is not initialized or is finalized.
     pub(in crate::arch) fn vm(&self, id: PartitionId) -> Result<Arc<Vm>, Status> {
-        let vms = self.vms.lock();
-        vms.iter().find(|(other, _)| *other == id).map(|(_, vm)| vm.clone()).ok_or(Status::InvalidPartitionState)
+        match self.vms.lock().iter().find(|(other, _)| *other == id) {
+            Some((_, OfChild::Lives(vm))) => Ok(vm.clone()),
+            Some((_, OfChild::Ends(_))) | None => Err(Status::InvalidPartitionState),
+        }
     }
 
     /// A child has its VM now.
     pub(super) fn add_vm(&self, id: PartitionId, vm: Arc<Vm>) {
-        self.vms.lock().push((id, vm));
+        self.vms.lock().push((id, OfChild::Lives(vm)));
     }
 
     /// The parent will not end them: it begins anew, as another kernel.
@@ -119,10 +132,13 @@ impl Children {
     pub(in crate::arch) fn end_all(&self, parent: &Vm) {
         // All at once, so that none waits for another to leave.
         for (_, vm) in self.vms.lock().iter() {
-            vm.end_child();
+            if let OfChild::Lives(vm) = vm {
+                vm.end_child();
+            }
+            preemption_point();
         }
         self.lock().forget_stats();
-        let family = Family { vm: parent, children: self };
+        let family = Family { vm: parent, children: self, caller: None };
         let budget = Budget::start();
         while !budget.is_spent() {
             let Some(id) = self.lock().children().next().map(|child| child.id) else {
@@ -137,24 +153,38 @@ impl Children {
         }
     }
 
-    /// Takes a child's VM away, if nobody else refers to it any more.
-    pub(super) fn take_vm(&self, id: PartitionId) -> Result<Option<Vm>, Busy> {
+    /// What is left of a child's VM, to be taken apart: `None`, if it has no VM any more. Nobody refers to it.
+    ///
+    /// # Errors
+    /// Somebody does, or takes it apart at this moment.
+    pub(super) fn take_vm(&self, id: PartitionId) -> Result<Option<Arc<Vm>>, Busy> {
         let mut vms = self.vms.lock();
-        let Some(at) = vms.iter().position(|(other, _)| *other == id) else { return Ok(None) };
-        if Arc::strong_count(&vms[at].1) != 1 {
-            return Err(Busy);
+        let Some((_, vm)) = vms.iter_mut().find(|(other, _)| *other == id) else { return Ok(None) };
+        match vm {
+            OfChild::Lives(vm) if Arc::strong_count(vm) != 1 => Err(Busy),
+            OfChild::Lives(_) => match core::mem::replace(vm, OfChild::Ends(None)) {
+                OfChild::Lives(vm) => Ok(Some(vm)),
+                OfChild::Ends(rest) => Ok(rest),
+            },
+            OfChild::Ends(rest) => rest.take().map(Some).ok_or(Busy),
         }
-        let (_, vm) = vms.swap_remove(at);
-        drop(vms);
-        self.mail.remove_senders_of(id);
-        // Nobody can have found it since: it was in the list alone.
-        Ok(Arc::into_inner(vm))
+    }
+
+    /// Gives back what is left of a VM. `None`: nothing.
+    pub(super) fn leave_vm(&self, id: PartitionId, left: Option<Arc<Vm>>) {
+        let mut vms = self.vms.lock();
+        let Some(at) = vms.iter().position(|(other, _)| *other == id) else { return };
+        if left.is_some() {
+            vms[at].1 = OfChild::Ends(left);
+        } else {
+            vms.swap_remove(at);
+        }
     }
 
     /// What the parent with this memory has said about a page of a child.
     #[cfg(test)]
     pub(in crate::arch) fn described(&self, memory: &Memory, id: PartitionId, page: u64) -> Option<partition::Entry> {
-        self.lock().child(id).ok().map(|child| child.page(page, &Deposited(memory)))
+        self.lock().child(id).ok().map(|child| child.page(page, &Deposited::of(memory)))
     }
 
     /// Pages of the parent that are deposited, or used by children or for its own statistics.
@@ -176,7 +206,7 @@ impl Children {
     }
 }
 
-/// Somebody still refers to a VM.
+/// Somebody still uses a VM.
 pub(super) struct Busy;
 
 /// A parent and its children.
@@ -186,6 +216,8 @@ pub(super) struct Family<'a> {
     pub(super) vm: &'a Vm,
     /// Its children.
     pub(super) children: &'a Children,
+    /// The parent's vCPU that calls. `None` in housekeeping.
+    pub(super) caller: Option<&'a Vcpu>,
 }
 
 /// A parent's call.
@@ -210,7 +242,7 @@ pub(in crate::arch) fn perform(
     output: Gpa,
 ) -> Result<Ended, Status> {
     let children = children.ok_or(Status::AccessDenied)?;
-    let family = Family { vm, children };
+    let family = Family { vm, children, caller: vm.vcpus().get(index as usize).map(|vcpu| &**vcpu) };
     let caller = Caller { family, index, checked, output: Output::new(vm, checked, output)? };
     match request {
         Request::CreatePartition(create) => life::create(&caller, create),
@@ -289,7 +321,16 @@ impl Caller<'_> {
     }
 }
 
-impl Family<'_> {
+impl<'a> Family<'a> {
+    /// A place in long work where the pCPU takes its interrupts, also with the locks of children. Before the caller
+    /// enters its guest again it looks what they were about.
+    pub(super) fn preemption_point(&self) {
+        preemption_point();
+        if let Some(caller) = self.caller {
+            unsent::keep_out(caller);
+        }
+    }
+
     /// A vCPU of a child.
     ///
     /// # Errors
@@ -304,8 +345,8 @@ impl Family<'_> {
     }
 
     /// The pages that it has deposited.
-    pub(super) fn store(&self) -> Deposited<'_> {
-        Deposited(&self.vm.memory)
+    pub(super) fn store(&self) -> Deposited<'a> {
+        Deposited { family: Some(*self), ..Deposited::of(&self.vm.memory) }
     }
 
     /// Whether this names a child, for calls that change nothing.
@@ -350,11 +391,37 @@ impl<'a> Output<'a> {
 const LARGEST_OUTPUT: usize = 4096;
 
 /// The pages that a parent has deposited: they are in its frames, where it cannot reach them.
-pub(in crate::arch) struct Deposited<'a>(pub(super) &'a Memory);
+pub(in crate::arch) struct Deposited<'a> {
+    pub(super) memory: &'a Memory,
+    /// Who works with them, if that may take long.
+    family: Option<Family<'a>>,
+    /// Words that were accessed since the pCPU has taken its interrupts; a clear page counts as [`CLEARED`].
+    work: Cell<usize>,
+}
 
-impl Deposited<'_> {
+/// How many words are accessed before the pCPU takes its interrupts: with what is done for each, ten thousand
+/// instructions and more.
+const WORDS_AT_ONCE: usize = 128;
+/// What a page that is cleared counts as.
+const CLEARED: usize = 16;
+
+impl<'a> Deposited<'a> {
+    /// For work that is done soon.
+    pub(super) fn of(memory: &'a Memory) -> Self {
+        Self { memory, family: None, work: Cell::new(0) }
+    }
+
+    fn worked(&self, words: usize) {
+        let Some(family) = self.family else { return };
+        let work = self.work.get() + words;
+        self.work.set(work % WORDS_AT_ONCE);
+        if work >= WORDS_AT_ONCE {
+            family.preemption_point();
+        }
+    }
+
     pub(super) fn host_page(&self, page: u64) -> Option<Hpa> {
-        self.0.backing.pages(page, 1)
+        self.memory.backing.pages(page, 1)
     }
 
     fn word(&self, page: u64, index: usize) -> Option<&AtomicU64> {
@@ -364,7 +431,7 @@ impl Deposited<'_> {
     /// Those of a page from `index` on, and the memory behind them. None, if there is no such page.
     fn words(&self, page: u64, index: usize) -> &[AtomicU64] {
         let words = || {
-            let backing = &self.0.backing;
+            let backing = &self.memory.backing;
             let Place { region, offset } = backing.find(page_of_number(page).ok()?)?;
             let first = usize::try_from(offset / 8).ok()?;
             backing.ram.run(region)?.words().get(first + index..)
@@ -375,22 +442,26 @@ impl Deposited<'_> {
 
 impl Store for Deposited<'_> {
     fn read(&self, page: u64, index: usize) -> u64 {
+        self.worked(1);
         self.word(page, index).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     fn read_words(&self, page: u64, index: usize, words: &mut [u64]) {
+        self.worked(words.len() / CLEARED);
         words.fill(0);
         words.iter_mut().zip(self.words(page, index)).for_each(|(copy, word)| *copy = word.load(Ordering::Relaxed));
     }
 
     fn write(&mut self, page: u64, index: usize, value: u64) {
+        self.worked(1);
         if let Some(word) = self.word(page, index) {
             word.store(value, Ordering::Relaxed);
         }
     }
 
     fn clear(&mut self, page: u64) {
-        let backing = &self.0.backing;
+        self.worked(CLEARED);
+        let backing = &self.memory.backing;
         if let Some(Place { region, offset }) = page_of_number(page).ok().and_then(|gpa| backing.find(gpa))
             && let Some(run) = backing.ram.run(region)
         {

@@ -38,6 +38,7 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     let config = config_of(child, &host, &parent_vm.config);
     let room = Vm::room_for_child(id, child.features(&host), parent_vm).map_err(|Exhausted| Status::NoResources)?;
     child.initialize(&mut caller.store())?;
+    caller.preemption_point();
     // The last step that can fail: the pages of its tables would have to be given back.
     let memory = memory::of_child(caller, child, &config)?;
     let vm = Vm::child(table::new_number(), config, memory, room);
@@ -92,29 +93,54 @@ fn ended(caller: &Caller<'_>, progress: Progress) -> Result<Ended, Status> {
 
 /// As much of HvCallFinalizePartition as the `budget` allows.
 pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
-    family.children.lock().finalize(id)?;
-    family.children.mail.remove_ports_of(id);
-    family.children.statistics.remove_partition(id);
+    // From then on it gets no ports, and no pages with its counters.
+    if family.children.lock().finalize(id)? {
+        family.children.mail.remove_ports_of(id, || family.preemption_point());
+        family.children.statistics.remove_partition(id);
+    }
     if let Ok(vm) = family.children.vm(id) {
         if !vm.end_child() {
             return Ok(Progress::More);
         }
         table::table().remove_child(vm.number);
     }
-    // Under the lock: the same call of another vCPU must not find the partition without its VM and with its tables.
-    let mut parent = family.children.lock();
     // The last vCPU may not have quite let go of its VM.
     let Ok(vm) = family.children.take_vm(id) else { return Ok(Progress::More) };
-    let (child, ledger) = parent.child_mut(id)?;
-    if let Some(vm) = vm {
-        memory::end_of_child(family, child, vm);
+    if let Some(mut vm) = vm {
+        let is_gone = Arc::get_mut(&mut vm).is_none_or(|vm| take_apart(family, id, vm, budget));
+        family.children.leave_vm(id, (!is_gone).then_some(vm));
+        if !is_gone {
+            return Ok(Progress::More);
+        }
     }
-    while child.empty(ledger, &mut family.store()) == Progress::More {
+
+    let mut parent = family.children.lock();
+    let (child, ledger) = parent.child_mut(id)?;
+    let store = &mut family.store();
+    while child.empty(ledger, store) == Progress::More {
         if budget.is_spent() {
             return Ok(Progress::More);
         }
     }
     Ok(Progress::Done)
+}
+
+/// Takes a child's VM apart, as far as the `budget` allows. Nobody else refers to it, so this takes no lock but to give
+/// the child's pages back. Returns whether nothing is left but what it has of the host.
+fn take_apart(family: &Family<'_>, id: PartitionId, vm: &mut Vm, budget: Budget) -> bool {
+    while vm.free_vcpu() {
+        family.preemption_point();
+        if budget.is_spent() {
+            return false;
+        }
+    }
+    let is_apart = vm.memory.take_tree_apart(|| !budget.is_spent());
+    family.preemption_point();
+    if !is_apart || !memory::return_tables(family, id, &mut vm.memory, budget) {
+        return false;
+    }
+    family.children.mail.remove_senders_of(id, || family.preemption_point());
+    true
 }
 
 /// As much of HvCallDeletePartition as the `budget` allows.
@@ -129,7 +155,7 @@ pub(super) fn delete_part(family: &Family<'_>, id: PartitionId, budget: Budget) 
     Ok(Progress::Done)
 }
 
-const PAGES_AT_A_TIME: usize = 64;
+const PAGES_AT_A_TIME: usize = 32;
 
 /// HvCallGetPartitionProperty and HvCallGetPartitionPropertyEx.
 pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, Status> {
@@ -183,7 +209,7 @@ pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<End
 /// A change of a child's time ends when all of its vCPUs know of it.
 fn renewed(caller: &Caller<'_>, vm: &Arc<Vm>, changed: Option<time::Changed>) -> Result<Ended, Status> {
     if let Some(changed) = changed {
-        time::renew_all(vm, changed);
+        time::renew_all(caller, vm, changed);
     }
     caller.done()
 }

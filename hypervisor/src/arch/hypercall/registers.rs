@@ -74,7 +74,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
             elements.next();
             let result = match reason_of(name) {
                 Some(reason) => set_suspend(caller, &vcpu, reason, value.as_u64()).map(|now| runs |= now),
-                None => time::set_tsc(&vcpu, value.as_u64()),
+                None => time::set_tsc(caller, &vcpu, value.as_u64()),
             };
             done += u16::from(result.is_ok());
             result

@@ -260,7 +260,7 @@ fn number_of_a_sender_that_has_ended_says_nothing_and_is_not_used_again_soon() {
         let other = mail.add_sender(vp(0x101, 3)).expect("there are numbers");
         mail.post(vm, 0, ended);
         mail.post(vm, 0, other);
-        mail.remove_senders_of(PartitionId(0x100));
+        mail.remove_senders_of(PartitionId(0x100), || {});
         assert_eq!(mail.message_of(ended as usize), None);
         assert_eq!(mail.message_of(other as usize), Some(Message::opaque_intercept(PartitionId(0x101), 3)));
         let inbox = mail.inbox(0).expect("there is a vCPU");
@@ -382,7 +382,7 @@ fn doorbells_wait_for_room_in_the_ring_and_none_is_lost() {
         assert!(mail.ring(vm, 0, ports[1]));
         mail.remove_port(2);
         assert!(!mail.ring(vm, 0, ports[1]) && mail.ring(vm, 0, ports[2]));
-        mail.remove_ports_of(PartitionId(0x100));
+        mail.remove_ports_of(PartitionId(0x100), || {});
         assert!(!mail.ring(vm, 0, ports[2]) && deliver().is_none());
         assert_eq!(word_at(vm, Gpa(RING + 8 + tail * 4)) & 0xffff_ffff, 0, "the ring has nothing more");
     });

@@ -8,13 +8,14 @@ use alloc::sync::Arc;
 use hyperv_defs::Status;
 
 use super::Held;
+use super::parent::Family;
 use crate::arch::{Arch, Machine, machine};
 use crate::mutants::{self, Mutant};
 use crate::vm::child::MAX_VPS;
 use crate::vm::{VcpuRef, Vm};
 
 /// Writes the time-stamp counter, which all vCPUs of a child share.
-pub(super) fn set_tsc(vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
+pub(super) fn set_tsc(family: &Family<'_>, vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
     let child = vcpu.vm().as_child().ok_or(Status::InvalidParameter)?;
     let (before, after) = {
         let mut tsc = child.tsc.lock();
@@ -24,7 +25,7 @@ pub(super) fn set_tsc(vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
         // This vCPU may be newer than the offset.
         renew(vcpu);
     } else {
-        renew_all(vcpu.vm(), Changed { later: 0 });
+        renew_all(family, vcpu.vm(), Changed { later: 0 });
     }
     Ok(())
 }
@@ -65,8 +66,9 @@ pub(super) fn set_reference(vm: &Vm, time: u64) -> Option<Changed> {
 
 /// Tells all vCPUs of a child of its time. The caller does not hold the lock of the children's descriptions: a vCPU may
 /// have to wait for it before it leaves its registers.
-pub(super) fn renew_all(vm: &Arc<Vm>, changed: Changed) {
+pub(super) fn renew_all(family: &Family<'_>, vm: &Arc<Vm>, changed: Changed) {
     for vcpu in (0..MAX_VPS).filter_map(|index| vm.vp(index)) {
+        family.preemption_point();
         renew(&vcpu);
         if changed.later != 0 {
             Held::with(&vcpu, |held| machine::registers::move_timers(held, changed.later));

@@ -123,9 +123,12 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         }
     }
     if get.flags.contains(AccessStateFlags::SET_DIRTY) {
-        child.map().described(pages, store, |page| {
-            let (word, bit) = place(page - start);
-            marks[word].write(bit, || ());
+        child.map().described(pages, store, |found| {
+            for (word, pages) in stage2::words_of(found.start - start..found.end - start) {
+                if let Some(marks) = marks.get(word) {
+                    marks.write(pages, || ());
+                }
+            }
         });
     }
     for ((number, before), marks) in (start / PAGES_OF_A_WORD..).zip(&before[words.clone()]).zip(&marks[words]) {
@@ -198,12 +201,6 @@ fn add(bits: &mut Bits, pages: Range<u64>) {
             *word |= pages;
         }
     }
-}
-
-/// The word of a page's bit, and the bit.
-fn place(page: u64) -> (usize, u64) {
-    let word = usize::try_from(page / PAGES_OF_A_WORD).unwrap_or(WORDS - 1).min(WORDS - 1);
-    (word, 1 << (page % PAGES_OF_A_WORD))
 }
 
 #[cfg(test)]

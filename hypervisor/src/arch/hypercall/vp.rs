@@ -6,6 +6,7 @@ use hyperv_defs::vp::{MapStatePage, StatePage, UnmapStatePage, Vp};
 
 use partition::State;
 
+use super::budget::Budget;
 use super::parent::Caller;
 use super::{Ended, Held, register_page, time};
 use crate::arch::machine;
@@ -13,10 +14,14 @@ use crate::mutants::{self, Mutant};
 
 /// HvCallCreateVp.
 pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
+    if !add_absent(caller, vp)? {
+        return Ok(Ended::NotYet(caller.checked.control()));
+    }
     // One caller gets past this, until the vCPU is deleted again.
     if !mutants::is(Mutant::BegunTwice) {
         describe(caller, vp)?;
     }
+    caller.preemption_point();
     // Without the lock: this waits until nobody uses its registers. Nobody finds it meanwhile.
     if let Ok(vm) = caller.children.vm(vp.partition)
         && let Some(vcpu) = vm.absent_vp(vp.index)
@@ -27,6 +32,7 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     if mutants::is(Mutant::BegunTwice) {
         describe(caller, vp)?;
     }
+    caller.preemption_point();
     // The lock keeps the partition from being finalized meanwhile.
     let mut parent = caller.children.lock();
     let (child, ledger) = parent.child_mut(vp.partition)?;
@@ -38,11 +44,31 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
         return Err(status);
     }
     drop(parent);
+    caller.preemption_point();
     // Its parent may have changed the child's time before.
     if let Ok(vcpu) = caller.vcpu(vp) {
         time::renew(&vcpu);
     }
     caller.done()
+}
+
+/// Adds the vCPUs before this one to the child's VM, as many as there is time for: a parent may create the last one
+/// first. Returns whether all are there, or will never be.
+fn add_absent(caller: &Caller<'_>, vp: Vp) -> Result<bool, Status> {
+    let Ok(vm) = caller.children.vm(vp.partition) else { return Ok(true) };
+    if (vp.index as usize) <= vm.vcpus().len() {
+        return Ok(true);
+    }
+    {
+        let parent = caller.children.lock();
+        parent.child(vp.partition)?.check_new_vp(vp.index, &parent.host)?;
+    }
+    let budget = Budget::start();
+    let more = || {
+        caller.preemption_point();
+        !budget.is_spent()
+    };
+    vm.add_absent_vcpus(vp.index, more).map_err(|_| Status::NoResources)
 }
 
 /// The vCPU is in the description of its partition, and paid for.

@@ -99,6 +99,17 @@ pub(in crate::arch) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     }
 }
 
+/// A call of a parent sends to a child. Calls `pause` before each vCPU.
+pub(in crate::arch) fn send_to_child(vm: &Vm, message: &Message, pause: impl Fn()) {
+    let paused = |ids: &mut dyn Iterator<Item = u32>| post_to(vm, ids.inspect(|_| pause()), message);
+    let mut everybody = (0..vm.config.vcpus).take(vm.vcpus().len());
+    match message.target {
+        Target::AllIncludingSelf => paused(&mut everybody),
+        Target::Logical(destination) => paused(&mut everybody.filter(|&id| answers(vm, id, destination))),
+        _ => send(vm, None, message),
+    }
+}
+
 /// A vCPU sends in steps. A device does not: what it reaches is at most 255 vCPUs.
 fn send_to_many(vm: &Vm, sender: Option<u32>, ids: impl IntoIterator<Item = u32>, message: &Message) {
     match sender.and_then(|sender| vm.vcpus().get(sender as usize)) {
