@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::Result;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use crate::message::{LENGTH, Message};
 use crate::system::{Mapping, call, own};
@@ -107,6 +107,13 @@ impl Partition {
     /// Asserts an interrupt of this kind and vector, to the VP whose local APIC has the id 0.
     pub(crate) fn interrupt(&self, kind: u64, vector: u64) -> Result<()> {
         hypercall(self.as_fd(), code::ASSERT_INTERRUPT, 0, &[0, kind, 0, vector], 0).map(|_| ())
+    }
+
+    /// An NMI for all VPs.
+    pub(crate) fn interrupt_all(&self) -> Result<()> {
+        const NMI: u64 = 4;
+        const EVERYBODY: u64 = 0xffff_ffff;
+        hypercall(self.as_fd(), code::ASSERT_INTERRUPT, 0, &[0, NMI, EVERYBODY, 2], 0).map(|_| ())
     }
 
     /// No external interrupt waits any more.
@@ -240,6 +247,21 @@ fn halves(value: u128) -> [u64; 2] {
 /// A segment register: base, limit, selector and attributes.
 pub(crate) fn segment(base: u64, limit: u32, selector: u16, attributes: u16) -> u128 {
     u128::from(base) | u128::from(limit) << 64 | u128::from(selector) << 96 | u128::from(attributes) << 112
+}
+
+/// Reads which of so many pages from the first one on were written, and changes that: clear is 1, set is 2.
+pub(crate) fn call_for_bits(partition: BorrowedFd<'_>, first: u64, pages: usize, change: u64) -> Result<()> {
+    const WRITTEN: u64 = 1;
+    let bits = Mapping::anonymous(pages.div_ceil(8 * crate::system::PAGE))?;
+    let mut argument = [WRITTEN | change << 8, pages as u64, first, bits.address()];
+    call(partition, request::GET_ACCESS_BITS, &mut argument).map(|_| ())
+}
+
+/// A write of eight bytes to this address rings there.
+pub(crate) fn doorbell(partition: BorrowedFd<'_>, event: BorrowedFd<'_>, address: u64) -> Result<()> {
+    const BYTES: u64 = 8;
+    let event = u64::from(event.as_raw_fd().cast_unsigned());
+    call(partition, request::IOEVENTFD, &mut [0, address, BYTES | event << 32, 0]).map(|_| ())
 }
 
 /// A hypercall that the kernel passes on, with an output of `output_words`.

@@ -57,6 +57,8 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
   reclaim [--invalidations N] [--vps N]
                                        as memory (20000, 2), while the kernel also swaps the pages to zram, merges equal
                                        ones (KSM), and makes huge pages of them; only with CONFIG_KSM and CONFIG_ZRAM
+  largest                              a partition with 256 VPs and 96 MiB of small pages, mapped twice, makes the largest
+                                       requests there are; takes 200 MiB
   stats                                debugfs shows counters of this VM and of a guest, which count what both do;
                                        only with CONFIG_DEBUG_FS
 

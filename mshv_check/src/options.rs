@@ -7,6 +7,8 @@ pub(crate) const CHECKS: [&str; 12] =
     ["open", "life", "vp", "run", "interrupts", "cost", "signal", "memory", "hyperv", "kill", "input", "fuzz"];
 /// Only for kernels that show statistics, so `all` does not include it.
 pub(crate) const STATS: &str = "stats";
+/// It takes 200 MiB of memory, and so none of `all`.
+pub(crate) const LARGEST: &str = "largest";
 /// Only for kernels that merge pages and swap to zram, and so none of `all`.
 pub(crate) const RECLAIM: &str = "reclaim";
 /// What `kill` starts and kills.
@@ -47,7 +49,7 @@ impl fmt::Display for BadOption {
 impl Options {
     pub(crate) fn parse(words: &[String]) -> Result<Self, BadOption> {
         let (first, rest) = words.split_first().ok_or(BadOption::NoCheck(None))?;
-        let known = CHECKS.into_iter().chain(["all", RECLAIM, STATS, VICTIM]).find(|name| name == first);
+        let known = CHECKS.into_iter().chain(["all", LARGEST, RECLAIM, STATS, VICTIM]).find(|name| name == first);
         let check = known.ok_or_else(|| BadOption::NoCheck(Some(first.clone())))?;
         let mut options = Self { check, json: false, seed: 1, time_limit: 3600, count: None, vps: 2, trace: None };
         let mut rest = rest.iter();

@@ -46,6 +46,13 @@ pub(crate) fn own(descriptor: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
+/// An event, to be rung by a device.
+pub(crate) fn event() -> Result<OwnedFd> {
+    // SAFETY: it takes numbers only.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if descriptor < 0 { Err(Error::last_os_error()) } else { Ok(own(descriptor)) }
+}
+
 /// Memory of our own, page by page.
 #[derive(Debug)]
 pub(crate) struct Mapping {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::{Host, Run, dunlin_run_vms, finished, measuring_vm, tool, until};
+use system_tests::{Host, Run, dunlin, dunlin_run_vms, finished, measuring_vm, tool, until};
 
 /// Boots a parent, and runs `script` in it.
 fn parent(vcpus: u32, script: &str) -> Run {
@@ -34,6 +34,35 @@ fn linux_finds_itself_to_be_a_parent_and_complains_of_nothing() {
         let complaints: Vec<_> =
             log.lines().filter(|line| matches!(line.as_bytes(), [b'<', b'0'..=b'4', b'>', ..])).collect();
         assert!(complaints.is_empty(), "{vcpus} vCPUs: {complaints:#?}");
+    }
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn parent_with_the_machines_devices_keeps_no_pcpu_from_its_interrupts_by_its_largest_calls() {
+    let run = dunlin(&["bench", "bounds", "--parent", "--json"]);
+    assert_eq!(run.status, 0, "{run:#?}");
+    let json = run.json();
+    let measured = |work: &&str| {
+        let longest = json["longest"].as_array().into_iter().flatten();
+        longest.clone().find(|one| one["work"] == *work).and_then(|one| one["instructions"].as_u64())
+    };
+    let calls = [
+        "create VP",
+        "finalize partition",
+        "deposit",
+        "map pages",
+        "get access states",
+        "set property",
+        "get registers",
+        "set registers",
+        "assert interrupt",
+        "connect port",
+    ];
+    for call in calls {
+        let most = measured(&&*format!("parent: {call}"));
+        println!("{call}: {most:?}");
+        assert!(most.is_some_and(|most| most <= 50_000), "{call}: {most:?}");
     }
 }
 

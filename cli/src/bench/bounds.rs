@@ -41,7 +41,12 @@ pub(crate) fn run(args: &BoundsArgs, log: &Log) -> Result<u8, Failure> {
     progress(&format!("commands about a VM of {VCPUS} vCPUs"));
     let (by_commands, _) = by_commands(args.arch, directory.path())?;
 
-    let mut all: Vec<(String, u64)> = merge(by_guest, by_commands).into_iter().collect();
+    let mut all = merge(by_guest, by_commands);
+    if args.parent {
+        progress("a parent makes the largest calls about a guest of 256 VPs");
+        all = merge(all, by_parent(args.arch, directory.path())?);
+    }
+    let mut all: Vec<(String, u64)> = all.into_iter().collect();
     all.sort_by_key(|(_, instructions)| std::cmp::Reverse(*instructions));
     for (work, instructions) in &all {
         let figure =
@@ -137,6 +142,18 @@ fn by_commands(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failu
     host.end()
 }
 
+/// A parent that owns the machine's devices: it asks for the most that it can.
+fn by_parent(arch: Arch, directory: &Path) -> Result<Stretches, Failure> {
+    if arch != Arch::X86_64 {
+        return Err(Failure::bad_input("--parent: only x86_64 has parents").help("leave out --arch, or --parent"));
+    }
+    let toml = "[host]\npcpus = 1\n[[vm]]\nname = \"parent\"\nrole = \"parent\"\ndevices = \"all\"\nvcpus = 1\n\
+                memory = \"1G\"\nkernel = \"parent\"\ninitrd = \"parent\"\n";
+    // The status of the run is that of the check.
+    let (stretches, _) = Host::start_with(directory, toml, &["--exec", "mshv-check largest"])?.end()?;
+    Ok(stretches)
+}
+
 /// `dunlin run`, on its way.
 struct Host {
     child: Child,
@@ -146,6 +163,10 @@ struct Host {
 
 impl Host {
     fn start(directory: &Path, toml: &str) -> Result<Self, Failure> {
+        Self::start_with(directory, toml, &[])
+    }
+
+    fn start_with(directory: &Path, toml: &str, more: &[&str]) -> Result<Self, Failure> {
         let file = directory.join("host.toml");
         fs::write(&file, toml).map_err(|error| failed("a temporary file", &error))?;
         let mut child = this_program()?
@@ -153,6 +174,7 @@ impl Host {
             .arg(&file)
             .args(["--json", "--log", "--accel=tcg", "--time-limit=10m"])
             .args(QEMU.map(|argument| format!("--qemu-arg={argument}")))
+            .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

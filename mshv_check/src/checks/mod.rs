@@ -6,6 +6,7 @@ mod hyperv;
 mod input;
 mod interrupts;
 mod kill;
+mod largest;
 mod life;
 mod memory;
 mod reclaim;
@@ -17,7 +18,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::device::Device;
-use crate::options::{Options, RECLAIM, STATS, VICTIM};
+use crate::options::{LARGEST, Options, RECLAIM, STATS, VICTIM};
 
 /// What a check has counted.
 pub(crate) type Figures = Map<String, Value>;
@@ -38,6 +39,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
         STATS => stats::run(&device),
+        LARGEST => largest::run(&device),
         "interrupts" => interrupts::run(&device, options.count(1)),
         "input" => input::run(&device),
         "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed, options.trace.unwrap_or(u64::MAX)),
