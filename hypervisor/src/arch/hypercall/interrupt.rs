@@ -65,7 +65,7 @@ pub(super) fn create_port(caller: &Caller<'_>, create: &CreatePort) -> Result<En
     if create.vp.is_some_and(|vp| vp >= caller.vm.config.vcpus) {
         return Err(Status::InvalidVpIndex);
     }
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     parent.create_port(create)?;
     if caller.children.mail.add_port(create).is_none() {
         parent.delete_port(&create.port)?;
@@ -76,7 +76,7 @@ pub(super) fn create_port(caller: &Caller<'_>, create: &CreatePort) -> Result<En
 
 /// HvCallDeletePort.
 pub(super) fn delete_port(caller: &Caller<'_>, port: &Port) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     parent.delete_port(port)?;
     caller.children.mail.remove_port(port.number);
     caller.done()
@@ -85,7 +85,7 @@ pub(super) fn delete_port(caller: &Caller<'_>, port: &Port) -> Result<Ended, Sta
 /// HvCallConnectPort.
 pub(super) fn connect_port(caller: &Caller<'_>, connect: &ConnectPort) -> Result<Ended, Status> {
     let id = connect.connection.partition;
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     parent.connect_port(connect)?;
     let number = connect.connection.number;
     let connected = caller.children.vm(id).and_then(|vm| {
@@ -102,7 +102,7 @@ pub(super) fn connect_port(caller: &Caller<'_>, connect: &ConnectPort) -> Result
 
 /// HvCallDisconnectPort.
 pub(super) fn disconnect_port(caller: &Caller<'_>, port: &Port) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     parent.child_mut(port.partition)?.0.disconnect(port.number)?;
     if let Ok(vm) = caller.children.vm(port.partition)
         && let Some(child) = vm.as_child()

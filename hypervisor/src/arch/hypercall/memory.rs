@@ -50,7 +50,7 @@ const TABLES_FOR_A_PAGE: u64 = 3;
 pub(super) fn deposit(caller: &Caller<'_>, deposit: &Deposit<'_>) -> Result<Ended, Status> {
     let mut claimed = Vec::new();
     claimed.try_reserve_exact(DEPOSITS_AT_ONCE.into()).map_err(|_| Status::NoResources)?;
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (mut done, mut result) = parent.claim(deposit, DEPOSITS_AT_ONCE, |page| claimed.push(page));
 
     let taken = take_from(caller.vm, &claimed);
@@ -104,7 +104,7 @@ fn give_back(vm: &Vm, page: u64) -> bool {
 /// HvCallWithdrawMemory: the parent has free pages back, which are clear.
 pub(super) fn withdraw(caller: &Caller<'_>, withdraw: &Withdraw) -> Result<Ended, Status> {
     let budget = Budget::start();
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, ledger) = parent.child_mut(withdraw.partition)?;
     let store = &mut caller.store();
     let start = caller.checked.control().rep_start();
@@ -127,7 +127,7 @@ pub(super) fn withdraw(caller: &Caller<'_>, withdraw: &Withdraw) -> Result<Ended
 
 /// A part of HvCallDeletePartition: the parent has pages back that it did not withdraw.
 pub(super) fn delete(family: &Family<'_>, id: PartitionId, most: usize) -> Result<Progress, Status> {
-    family.children.lock().delete(id, most, &mut family.store(), |page| {
+    family.lock().delete(id, most, &mut family.store(), |page| {
         if !give_back(family.vm, page) {
             warn!("{}: page {page:#x} was deposited, and stage 2 has no table to map it again", family.vm.name());
         }
@@ -208,7 +208,7 @@ fn change(
 ) -> Result<Ended, Status> {
     let budget = Budget::start();
     let store = &mut caller.store();
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let vm = caller.children.vm(id);
     let (child, ledger) = parent.child_mut(id)?;
     // So that nothing of what follows can fail.
@@ -369,7 +369,7 @@ pub(super) fn of_child(caller: &Caller<'_>, child: &mut Partition, config: &VmCo
 /// A child's VM has ended: as many of its tables as there is time for become free pages of its deposits again. Returns
 /// whether all are.
 pub(super) fn return_tables(family: &Family<'_>, id: PartitionId, memory: &mut Memory, budget: Budget) -> bool {
-    let mut parent = family.children.lock();
+    let mut parent = family.lock();
     let Ok((child, _)) = parent.child_mut(id) else { return true };
     let store = &mut family.store();
     while !budget.is_spent() {
@@ -390,8 +390,8 @@ fn return_table(child: &mut Partition, table: Hpa, store: &mut Deposited<'_>) {
 pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gpa, needs: Access) -> Resolved {
     let Some(child) = run.vm.as_child() else { return Resolved::Device };
     let mut store = Deposited::of(&child.parent.memory);
-    // Not as a walker, and not during an emulation: see `Children::lock`.
-    let mut parent = children.lock();
+    // Not as a walker, and not during an emulation.
+    let mut parent = Family { vm: &child.parent, children, caller: Some(run.vcpu) }.lock();
     let Ok((partition, _)) = parent.child_mut(child.id) else { return Resolved::Again(Denial::NONE) };
     let number = number_of_page(gpa);
     let (source, access) = match partition.page(number, &store) {

@@ -24,7 +24,7 @@ use crate::arch::machine::cpuid;
 use crate::arch::{Arch, Machine};
 use crate::cpu;
 use crate::cpu::preemption::preemption_point;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, relax};
 use crate::vcpu::{Vcpu, unsent};
 use crate::vm::backing::Place;
 use crate::vm::memory::Memory;
@@ -78,16 +78,18 @@ impl Children {
         })
     }
 
-    /// Their descriptions.
-    ///
-    /// A change of memory holds the lock during its flush, until the vCPUs concerned have left their guests, and until
-    /// visitors have left memory. So never take the lock during the emulation of an instruction, nor as a walker of
-    /// stage 2. Nor wait with it for a vCPU's owner, who may want to take it.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Parent> {
-        self.parent.lock()
+    /// See [`Family::lock`].
+    fn lock_for(&self, caller: Option<&Vcpu>) -> MutexGuard<'_, Parent> {
+        loop {
+            if let Some(parent) = self.try_lock() {
+                return parent;
+            }
+            preemption_point_of(caller);
+            relax();
+        }
     }
 
-    /// The same, unless somebody has the lock.
+    /// Their descriptions, unless somebody has the lock.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Parent>> {
         self.parent.try_lock()
     }
@@ -123,7 +125,7 @@ impl Children {
     /// it has [abandoned](Self::abandon) them.
     pub(in crate::arch) fn are_orphans(&self, is_over: bool) -> bool {
         (is_over || self.are_abandoned.load(Ordering::Acquire)) && {
-            let parent = self.lock();
+            let parent = self.lock_for(None);
             parent.children().len() + parent.stats.count() != 0
         }
     }
@@ -131,17 +133,20 @@ impl Children {
     /// Does a part of the end of all children of `parent`.
     pub(in crate::arch) fn end_all(&self, parent: &Vm) {
         // All at once, so that none waits for another to leave.
-        for (_, vm) in self.vms.lock().iter() {
-            if let OfChild::Lives(vm) = vm {
-                vm.end_child();
-            }
+        for at in 0.. {
+            let vm = match self.vms.lock().get(at) {
+                Some((_, OfChild::Lives(vm))) => vm.clone(),
+                Some((_, OfChild::Ends(_))) => continue,
+                None => break,
+            };
+            vm.end_child();
             preemption_point();
         }
-        self.lock().forget_stats();
         let family = Family { vm: parent, children: self, caller: None };
+        family.lock().forget_stats();
         let budget = Budget::start();
         while !budget.is_spent() {
-            let Some(id) = self.lock().children().next().map(|child| child.id) else {
+            let Some(id) = family.lock().children().next().map(|child| child.id) else {
                 self.are_abandoned.store(false, Ordering::Release);
                 return;
             };
@@ -184,25 +189,32 @@ impl Children {
     /// What the parent with this memory has said about a page of a child.
     #[cfg(test)]
     pub(in crate::arch) fn described(&self, memory: &Memory, id: PartitionId, page: u64) -> Option<partition::Entry> {
-        self.lock().child(id).ok().map(|child| child.page(page, &Deposited::of(memory)))
+        self.lock_for(None).child(id).ok().map(|child| child.page(page, &Deposited::of(memory)))
     }
 
     /// Pages of the parent that are deposited, or used by children or for its own statistics.
     #[cfg(test)]
     pub(in crate::arch) fn pages_in_use(&self) -> Vec<(u64, partition::PageUse)> {
-        self.lock().ledger.used().collect()
+        self.lock_for(None).ledger.used().collect()
     }
 
     /// The first of them.
     #[cfg(test)]
     pub(in crate::arch) fn first(&self) -> Option<PartitionId> {
-        self.lock().children().next().map(|child| child.id)
+        self.lock_for(None).children().next().map(|child| child.id)
     }
 
     /// How many there are.
     #[cfg(test)]
     pub(in crate::arch) fn count(&self) -> usize {
-        self.lock().children().len()
+        self.lock_for(None).children().len()
+    }
+}
+
+fn preemption_point_of(caller: Option<&Vcpu>) {
+    preemption_point();
+    if let Some(caller) = caller {
+        unsent::keep_out(caller);
     }
 }
 
@@ -216,7 +228,7 @@ pub(super) struct Family<'a> {
     pub(super) vm: &'a Vm,
     /// Its children.
     pub(super) children: &'a Children,
-    /// The parent's vCPU that calls. `None` in housekeeping.
+    /// The vCPU for which this pCPU works: the parent's that calls, or a child's that faults. `None` in housekeeping.
     pub(super) caller: Option<&'a Vcpu>,
 }
 
@@ -322,13 +334,20 @@ impl Caller<'_> {
 }
 
 impl<'a> Family<'a> {
+    /// The descriptions of the children. Another pCPU may have the lock for long: until then this one takes its
+    /// interrupts.
+    ///
+    /// A change of memory holds the lock during its flush, until the vCPUs concerned have left their guests, and until
+    /// visitors have left memory. So never take the lock during the emulation of an instruction, nor as a walker of
+    /// stage 2. Nor wait with it for a vCPU's owner, who may want to take it.
+    pub(super) fn lock(&self) -> MutexGuard<'a, Parent> {
+        self.children.lock_for(self.caller)
+    }
+
     /// A place in long work where the pCPU takes its interrupts, also with the locks of children. Before the caller
     /// enters its guest again it looks what they were about.
     pub(super) fn preemption_point(&self) {
-        preemption_point();
-        if let Some(caller) = self.caller {
-            unsent::keep_out(caller);
-        }
+        preemption_point_of(self.caller);
     }
 
     /// A vCPU of a child.
@@ -351,7 +370,7 @@ impl<'a> Family<'a> {
 
     /// Whether this names a child, for calls that change nothing.
     pub(super) fn check_child(&self, id: PartitionId) -> Result<(), Status> {
-        self.children.lock().child(id).map(|_| ())
+        self.lock().child(id).map(|_| ())
     }
 }
 

@@ -23,7 +23,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0x100);
 /// HvCallCreatePartition.
 pub(super) fn create(caller: &Caller<'_>, create: &CreatePartition) -> Result<Ended, Status> {
     // Under the lock: a parent's ids ascend.
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let id = parent.create(PartitionId(NEXT_ID.fetch_add(1, Ordering::Relaxed)), create)?;
     caller.output.write(&id.0.to_le_bytes())?;
     caller.done()
@@ -32,7 +32,7 @@ pub(super) fn create(caller: &Caller<'_>, create: &CreatePartition) -> Result<En
 /// HvCallInitializePartition: the partition gets its VM.
 pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
     let parent_vm = caller.parent()?;
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let host = parent.host;
     let (child, _) = parent.child_mut(id)?;
     let config = config_of(child, &host, &parent_vm.config);
@@ -94,7 +94,7 @@ fn ended(caller: &Caller<'_>, progress: Progress) -> Result<Ended, Status> {
 /// As much of HvCallFinalizePartition as the `budget` allows.
 pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
     // From then on it gets no ports, and no pages with its counters.
-    if family.children.lock().finalize(id)? {
+    if family.lock().finalize(id)? {
         family.children.mail.remove_ports_of(id, || family.preemption_point());
         family.children.statistics.remove_partition(id);
     }
@@ -114,7 +114,7 @@ pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget
         }
     }
 
-    let mut parent = family.children.lock();
+    let mut parent = family.lock();
     let (child, ledger) = parent.child_mut(id)?;
     let store = &mut family.store();
     while child.empty(ledger, store) == Progress::More {
@@ -159,7 +159,7 @@ const PAGES_AT_A_TIME: usize = 32;
 
 /// HvCallGetPartitionProperty and HvCallGetPartitionPropertyEx.
 pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, Status> {
-    let value = caller.children.lock().property(get.partition, get.property)?;
+    let value = caller.lock().property(get.partition, get.property)?;
     match value {
         Value::Word(value) => caller.output.write(&value.to_le_bytes())?,
         Value::Bank(bank) => caller.output.write(bank.bytes())?,
@@ -175,7 +175,7 @@ pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, 
 /// HvCallSetPartitionProperty.
 pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<Ended, Status> {
     // Under the lock: two changes of one property have one order.
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, _) = parent.child_mut(set.partition)?;
     match child.set_property(set)? {
         Change::IgnoreUnknownMsrs(ignore) => {

@@ -105,7 +105,7 @@ impl Statistics {
 
 /// HvCallMapStatsPage2. The page is cleared, and shows what there is within 10 ms.
 pub(super) fn map(caller: &Caller<'_>, page: &StatsPage, location: Gpa) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let number = parent.map_stats_page(page, location)?;
     let gpa = Gpa(number * PAGE_BYTES);
     let shown = caller.children.statistics.add(*page, gpa).and_then(|()| {
@@ -124,7 +124,7 @@ const EMPTY: [u8; 4096] = [0; 4096];
 
 /// HvCallUnmapStatsPage.
 pub(super) fn unmap(caller: &Caller<'_>, page: &StatsPage) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     // First the hypervisor stops writing there, then the page is the parent's alone.
     caller.children.statistics.remove(|other| other == page);
     parent.unmap_stats_page(page)?;

@@ -55,7 +55,7 @@ pub(super) fn track(child: &Partition, vm: &Vm, is_on: bool, store: &mut Deposit
 pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
     let budget = Budget::start();
     let store = &mut caller.store();
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, _) = parent.child_mut(get.partition)?;
     if !child.is_tracking() {
         return Err(Status::InvalidPartitionState);

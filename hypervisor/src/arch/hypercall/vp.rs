@@ -34,7 +34,7 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     }
     caller.preemption_point();
     // The lock keeps the partition from being finalized meanwhile.
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, ledger) = parent.child_mut(vp.partition)?;
     if child.state() != State::Initialized {
         return Err(Status::InvalidPartitionState);
@@ -60,7 +60,7 @@ fn add_absent(caller: &Caller<'_>, vp: Vp) -> Result<bool, Status> {
         return Ok(true);
     }
     {
-        let parent = caller.children.lock();
+        let parent = caller.lock();
         parent.child(vp.partition)?.check_new_vp(vp.index, &parent.host)?;
     }
     let budget = Budget::start();
@@ -73,7 +73,7 @@ fn add_absent(caller: &Caller<'_>, vp: Vp) -> Result<bool, Status> {
 
 /// The vCPU is in the description of its partition, and paid for.
 fn describe(caller: &Caller<'_>, vp: Vp) -> Result<(), Status> {
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let host = parent.host;
     let (child, _) = parent.child_mut(vp.partition)?;
     child.create_vp(vp.index, &host, &mut caller.store()).map(|_| ())
@@ -97,7 +97,7 @@ fn add_vcpu(caller: &Caller<'_>, vp: Vp) -> Result<(), Status> {
 pub(super) fn delete(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     caller.vcpu(vp)?.remove();
     caller.children.statistics.remove_vp(vp);
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, ledger) = parent.child_mut(vp.partition)?;
     child.delete_vp(vp.index, ledger, &mut caller.store())?;
     caller.done()
@@ -107,7 +107,7 @@ pub(super) fn delete(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
 pub(super) fn map_state_page(caller: &Caller<'_>, map: &MapStatePage) -> Result<Ended, Status> {
     let vcpu = caller.vcpu(map.vp)?;
     let page = {
-        let mut parent = caller.children.lock();
+        let mut parent = caller.lock();
         let (child, ledger) = parent.child_mut(map.vp.partition)?;
         child.map_state_page(map, ledger)?
     };
@@ -124,7 +124,7 @@ pub(super) fn map_state_page(caller: &Caller<'_>, map: &MapStatePage) -> Result<
 pub(super) fn unmap_state_page(caller: &Caller<'_>, unmap: &UnmapStatePage) -> Result<Ended, Status> {
     // First the hypervisor stops writing there, then the page is the parent's alone.
     caller.vcpu(unmap.vp)?.hide(unmap.page);
-    let mut parent = caller.children.lock();
+    let mut parent = caller.lock();
     let (child, ledger) = parent.child_mut(unmap.vp.partition)?;
     child.unmap_state_page(unmap, ledger)?;
     caller.done()
