@@ -1,8 +1,9 @@
 //! The host's clock: the time stamp counter, common to all pCPUs.
 //!
-//! Its rate comes from CPUID leaf 15h, or is measured once against the ACPI PM timer, together with the rate of the
-//! local APIC's timer. A reading of several clocks is as exact as the time that it took, and an emulator may stop the
-//! pCPU's thread in the middle. So each end of the measurement is the fastest of many readings.
+//! Its rate comes from CPUID leaf 15h, or is measured once against the ACPI PM timer, or the PIT where there is none,
+//! together with the rate of the local APIC's timer. A reading of several clocks is as exact as the time that it took,
+//! and an emulator may stop the pCPU's thread in the middle. So each end of the measurement is the fastest of many
+//! readings.
 //!
 //! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts
 //! ([`meet`]), and adds what is missing wherever it reads the counter. Guests read it without an exit, so each entry
@@ -33,6 +34,13 @@ use crate::cpu::{self, PerCpu};
 const PM_HZ: u32 = 3_579_545;
 /// Length of the measurement: one PM tick more or less is 28 parts per million of it.
 const WINDOW_PM_TICKS: u32 = PM_HZ / 100;
+/// Rate of the PIT (8254), and its ports; the gate of its channel 2 is with the speaker's.
+const PIT_HZ: u32 = 1_193_182;
+const PIT_CHANNEL_2: u16 = 0x42;
+const PIT_COMMAND: u16 = 0x43;
+const PIT_GATE: u16 = 0x61;
+/// A clock that has not counted as far as it should by then does not count: a second, or several.
+const MOST_TSC_TICKS: u64 = 5_000_000_000;
 /// Number of readings at each end; the fastest counts.
 const READINGS: usize = 24;
 
@@ -88,17 +96,16 @@ pub(super) fn start() {
 pub(super) fn calibrate(machine: &Machine) {
     apic::start_count();
     let told = told_by_cpuid();
-    let (hz, timer_hz) = match (machine.pm_timer, told) {
-        (Some(pm), told) => {
-            let (measured, timer_hz) = measure(pm);
-            (told.unwrap_or(measured), timer_hz)
-        }
-        (None, Some(hz)) => (hz, measure_timer(hz)),
-        (None, None) => {
-            log::error!("no ACPI PM timer and no CPUID leaf 15h: the TSC's rate cannot be found");
-            power::exit(abi::exit_code::REFUSED)
-        }
+    let measured = match (machine.pm_timer, told) {
+        (Some(pm), _) => measure(Reference::Pm(pm)),
+        (None, Some(hz)) => Some((hz, measure_timer(hz))),
+        (None, None) => measure(Reference::begin_pit()),
     };
+    let Some((hz, timer_hz)) = measured else {
+        log::error!("no ACPI PM timer, no CPUID leaf 15h, and no PIT that counts: the TSC's rate cannot be found");
+        power::exit(abi::exit_code::REFUSED)
+    };
+    let hz = told.unwrap_or(hz);
     CLOCK.set_rate(hz);
     apic::set_rate(timer_hz, hz);
     log::debug!("TSC {hz} Hz, local APIC timer {timer_hz} Hz");
@@ -116,40 +123,88 @@ fn told_by_cpuid() -> Option<u64> {
     Some(u64::from(leaf.ecx) * u64::from(leaf.ebx) / u64::from(leaf.eax))
 }
 
+/// A clock with a known rate.
+#[derive(Clone, Copy)]
+enum Reference {
+    /// ACPI's timer.
+    Pm(PmTimer),
+    /// The PC's old timer, of machines without ACPI's: channel 2, which does not interrupt.
+    Pit,
+}
+
+impl Reference {
+    /// The PIT counts down from its highest value, and goes on behind zero (8254, mode 0).
+    fn begin_pit() -> Self {
+        const CHANNEL_2_BOTH_BYTES_MODE_0: u8 = 0xb0;
+        const GATE: u8 = 1;
+        const SPEAKER: u8 = 2;
+        port::write_u8(PIT_GATE, port::read_u8(PIT_GATE) & !SPEAKER | GATE);
+        port::write_u8(PIT_COMMAND, CHANNEL_2_BOTH_BYTES_MODE_0);
+        for _ in 0..2 {
+            port::write_u8(PIT_CHANNEL_2, 0xff);
+        }
+        Self::Pit
+    }
+
+    fn now(self) -> u32 {
+        match self {
+            Self::Pm(pm) => port::read_u32(pm.port),
+            Self::Pit => {
+                const LATCH_CHANNEL_2: u8 = 0x80;
+                port::write_u8(PIT_COMMAND, LATCH_CHANNEL_2);
+                let left = u16::from_le_bytes([port::read_u8(PIT_CHANNEL_2), port::read_u8(PIT_CHANNEL_2)]);
+                u32::from(!left)
+            }
+        }
+    }
+
+    /// Its rate, the bits of its count, and how long a measurement takes, in its ticks.
+    const fn properties(self) -> (u32, u32, u32) {
+        match self {
+            Self::Pm(pm) => (PM_HZ, pm.mask, WINDOW_PM_TICKS),
+            Self::Pit => (PIT_HZ, 0xffff, PIT_HZ / 20),
+        }
+    }
+}
+
 /// One reading of the three clocks.
 struct Reading {
     tsc: u64,
-    pm: u32,
+    reference: u32,
     timer: u32,
 }
 
-/// Rates of TSC and local APIC timer by the PM timer.
-fn measure(pm: PmTimer) -> (u64, u64) {
-    let first = quickest_reading(pm);
-    let elapsed = |now: u32| now.wrapping_sub(first.pm) & pm.mask;
-    while elapsed(port::read_u32(pm.port)) < WINDOW_PM_TICKS {
+/// Rates of TSC and local APIC timer by a clock. `None`: it does not count.
+fn measure(reference: Reference) -> Option<(u64, u64)> {
+    let (reference_hz, mask, window) = reference.properties();
+    let first = quickest_reading(reference);
+    let elapsed = |now: u32| now.wrapping_sub(first.reference) & mask;
+    while elapsed(reference.now()) < window {
+        if now() - first.tsc > MOST_TSC_TICKS {
+            return None;
+        }
         core::hint::spin_loop();
     }
-    let last = quickest_reading(pm);
+    let last = quickest_reading(reference);
 
-    let window = u128::from(elapsed(last.pm));
+    let window = u128::from(elapsed(last.reference));
     let rate = |counts: u64| {
-        let hz = (u128::from(counts) * u128::from(PM_HZ) + window / 2) / window;
+        let hz = (u128::from(counts) * u128::from(reference_hz) + window / 2) / window;
         u64::try_from(hz).unwrap_or(u64::MAX)
     };
-    (rate(last.tsc - first.tsc), rate(u64::from(last.timer - first.timer)))
+    Some((rate(last.tsc - first.tsc), rate(u64::from(last.timer - first.timer))))
 }
 
-fn quickest_reading(pm: PmTimer) -> Reading {
-    let mut best = Reading { tsc: 0, pm: 0, timer: 0 };
+fn quickest_reading(reference: Reference) -> Reading {
+    let mut best = Reading { tsc: 0, reference: 0, timer: 0 };
     let mut best_took = u64::MAX;
     for _ in 0..READINGS {
         let before = now();
-        let (ticks, timer) = (port::read_u32(pm.port), apic::count());
+        let (ticks, timer) = (reference.now(), apic::count());
         let took = now() - before;
         if took < best_took {
             best_took = took;
-            best = Reading { tsc: before + took / 2, pm: ticks, timer };
+            best = Reading { tsc: before + took / 2, reference: ticks, timer };
         }
     }
     best
