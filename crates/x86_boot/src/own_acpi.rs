@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RSDP -> XSDT -> all tables of the machine where firmware has put them, but for
-//!                 the MADT (a copy: only CPUs that the VM has, one I/O APIC)
+//!                 the MADT (a copy: only CPUs and I/O APICs that the VM has)
 //!                 IVRS and DMAR (left out: the IOMMU is the hypervisor's)
 //!              -> SSDT of ours: what a parent VM finds besides, see [`crate::acpi`]
 //! ```
@@ -28,6 +28,8 @@ pub struct MachineTables<'a> {
     pub named: &'a [([u8; 4], u64)],
     /// The table of interrupt controllers (MADT), whole.
     pub madt: &'a [u8],
+    /// The I/O APICs that the VM has, by the number of their first interrupts.
+    pub io_apics: &'a [u32],
     /// Number of vCPUs; vCPU `n` has APIC id `n`.
     pub vcpus: u32,
     /// What the VM is to others.
@@ -95,7 +97,7 @@ mod kind {
     pub(super) const LOCAL_X2APIC: u8 = 9;
 }
 
-/// The MADT with the CPUs of the VM, and the I/O APIC whose pins begin at 0.
+/// The MADT with the CPUs and the I/O APICs of the VM.
 fn madt(machine: &MachineTables<'_>) -> Vec<u8> {
     const BODY: usize = HEADER_BYTES as usize;
     /// Local APIC address and flags.
@@ -108,7 +110,7 @@ fn madt(machine: &MachineTables<'_>) -> Vec<u8> {
     while let &[_, length @ 2..=u8::MAX, ..] = rest
         && let Some((entry, behind)) = rest.split_at_checked(length.into())
     {
-        if is_wanted(entry, machine.vcpus) {
+        if is_wanted(entry, machine) {
             copy.extend_from_slice(entry);
         }
         rest = behind;
@@ -119,12 +121,11 @@ fn madt(machine: &MachineTables<'_>) -> Vec<u8> {
 }
 
 /// Whether the VM has what an entry of the MADT describes.
-fn is_wanted(entry: &[u8], vcpus: u32) -> bool {
+fn is_wanted(entry: &[u8], machine: &MachineTables<'_>) -> bool {
     match entry {
-        [kind::LOCAL_APIC, _, _, id, ..] => u32::from(*id) < vcpus,
-        [kind::LOCAL_X2APIC, ..] => u32_at(entry, 4).is_some_and(|id| id < vcpus),
-        // The others' pins are nobody's. Devices behind them have messages (MSI).
-        [kind::IO_APIC, ..] => u32_at(entry, 8) == Some(0),
+        [kind::LOCAL_APIC, _, _, id, ..] => u32::from(*id) < machine.vcpus,
+        [kind::LOCAL_X2APIC, ..] => u32_at(entry, 4).is_some_and(|id| id < machine.vcpus),
+        [kind::IO_APIC, ..] => u32_at(entry, 8).is_some_and(|first| machine.io_apics.contains(&first)),
         // Too short for an id.
         [kind::LOCAL_APIC, ..] => false,
         _ => true,

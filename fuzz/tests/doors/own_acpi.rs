@@ -21,7 +21,8 @@ fn make(bytes: &[u8]) {
         .map(|_| (input.pick(&[*b"APIC", *b"IVRS", *b"DMAR", *b"FACP", *b"MCFG"]), input.u64()))
         .collect();
     let madt = input.rest();
-    let machine = MachineTables { named: &named, madt, vcpus, role, tool_port: (Gpa(0xfed0_0000), 5) };
+    let machine =
+        MachineTables { named: &named, madt, io_apics: &[0, 24], vcpus, role, tool_port: (Gpa(0xfed0_0000), 5) };
     let placed = place(&machine, AT);
 
     // The root table is the last one, and names the others.

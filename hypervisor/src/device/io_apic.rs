@@ -148,7 +148,7 @@ impl IoApic {
     fn read_selected(&self) -> u32 {
         match Register::at(self.selected) {
             Some(Register::Id | Register::Arbitration) => u32::from(self.id) << 24,
-            Some(Register::Version) => VERSION,
+            Some(Register::Version) => version(PINS),
             Some(Register::EntryLow(pin)) => lower_half(self.entries[pin].0),
             Some(Register::EntryHigh(pin)) => lower_half(self.entries[pin].0 >> 32),
             None => 0,
@@ -261,7 +261,7 @@ impl Register {
     fn at(selected: u8) -> Option<Self> {
         match selected {
             0 => return Some(Self::Id),
-            1 => return Some(Self::Version),
+            VERSION_REGISTER => return Some(Self::Version),
             2 => return Some(Self::Arbitration),
             _ => {}
         }
@@ -272,13 +272,21 @@ impl Register {
     }
 }
 
-const SELECT: u16 = 0x00;
-const WINDOW: u16 = 0x10;
-const FIRST_ENTRY: u8 = 0x10;
+/// Offset of the register that selects one.
+pub const SELECT: u16 = 0x00;
+/// Offset of the window that shows it.
+pub const WINDOW: u16 = 0x10;
+/// The number of the register with version and number of pins.
+pub const VERSION_REGISTER: u8 = 1;
+/// The number of the first pin's lower half.
+pub const FIRST_ENTRY: u8 = 0x10;
 
-/// Version and number of the last pin.
-const VERSION: u32 = 0x11 | 23 << 16;
-const _: () = assert!(VERSION as usize >> 16 == PINS - 1);
+/// The version register of an I/O APIC with so many pins: its version, and the number of the last one.
+#[must_use]
+pub const fn version(pins: usize) -> u32 {
+    let [last, ..] = pins.saturating_sub(1).to_le_bytes();
+    0x11 | (last as u32) << 16
+}
 
 const LOGICAL: u64 = 1 << 11;
 const POLARITY: u64 = 1 << 13;

@@ -25,7 +25,7 @@ fn local_apic(id: u8) -> [u8; 8] {
 }
 
 fn machine<'a>(madt: &'a [u8], vcpus: u32, role: Role) -> MachineTables<'a> {
-    MachineTables { named: &NAMED, madt, vcpus, role, tool_port: (Gpa(0x20_0000), 5) }
+    MachineTables { named: &NAMED, madt, io_apics: &[0, 24], vcpus, role, tool_port: (Gpa(0x20_0000), 5) }
 }
 
 /// The table at this address, whose length and checksum are right.
@@ -60,13 +60,14 @@ fn vm_finds_the_machines_tables_but_those_of_iommus_and_the_hypervisors_own() {
 }
 
 #[test]
-fn vm_finds_the_cpus_that_it_has_and_the_io_apic_of_the_first_pins() {
+fn vm_finds_the_cpus_and_the_io_apics_that_it_has() {
     let x2apic = |id: u32| {
         let [a, b, c, d] = id.to_le_bytes();
         [9, 16, 0, 0, a, b, c, d, 1, 0, 0, 0, 0, 0, 0, 0]
     };
     let first = [1, 12, 9, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0];
     let second = [1, 12, 10, 0, 0, 0, 0xc1, 0xfe, 24, 0, 0, 0];
+    let left_out = [1, 12, 11, 0, 0, 0, 0xc2, 0xfe, 120, 0, 0, 0];
     let firmware = madt(&[
         &local_apic(1),
         &local_apic(0),
@@ -75,12 +76,14 @@ fn vm_finds_the_cpus_that_it_has_and_the_io_apic_of_the_first_pins() {
         &x2apic(2),
         &x2apic(300),
         &second,
+        &left_out,
         &first,
         &[2, 10, 0, 0, 2, 0, 0, 0, 0, 0],
     ]);
     let placed = place(&machine(&firmware, 2, Role::Guest), AT);
     let copy = table(&placed, *named(&placed).last().expect("is the last"));
-    let expected = madt(&[&local_apic(1), &local_apic(0), &x2apic(1), &first, &[2, 10, 0, 0, 2, 0, 0, 0, 0, 0]]);
+    let expected =
+        madt(&[&local_apic(1), &local_apic(0), &x2apic(1), &second, &first, &[2, 10, 0, 0, 2, 0, 0, 0, 0, 0]]);
     assert_eq!(copy[36..], expected[36..]);
 }
 

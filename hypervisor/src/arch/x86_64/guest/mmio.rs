@@ -15,9 +15,10 @@ use x86_emulate::{
 
 use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
+use super::own_machine::{self, MachineOfVm};
 use super::state::{State as _, gpr};
 use super::vcpu::{ArchVcpu, stop};
-use super::{delivery, intercept, own_machine, platform};
+use super::{delivery, intercept, platform};
 use crate::arch::x86_64::backend::{Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::tsc;
 use crate::device::io_apic;
@@ -331,6 +332,13 @@ impl Bus<'_> {
         self.origin.vm.platform().own_machine.is_none().then_some(offset)
     }
 
+    /// The machine's I/O APIC with this page, if the VM has the machine's devices.
+    #[cold]
+    fn io_apic_of_machine(&self, page: Gpa) -> Option<(&MachineOfVm, usize)> {
+        let machine = self.origin.vm.platform().own_machine.as_deref()?;
+        machine.io_apic_at(page).map(|number| (machine, number))
+    }
+
     /// The port of a parent's programs, and the offset in its page, if this address is there.
     fn tool_port(&self, gpa: Gpa) -> Option<(&ToolPort, u16)> {
         let port = platform::tool_port(self.origin.vm)?;
@@ -358,9 +366,10 @@ impl Device for Bus<'_> {
         let value = match gpa.page(PageSize::Size4K) {
             page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now),
             IO_APIC => match &self.origin.vm.platform().own_machine {
-                Some(machine) => machine.read_io_apic(offset),
+                Some(machine) => machine.read_io_apic(0, offset),
                 None => self.origin.vm.platform().io_apic.lock().read(offset),
             },
+            page if let Some((machine, number)) = self.io_apic_of_machine(page) => machine.read_io_apic(number, offset),
             _ => return self.read_elsewhere(gpa, width),
         };
         u64::from(value) >> shift
@@ -384,7 +393,12 @@ impl Device for Bus<'_> {
                 }
             }
             IO_APIC if let Some(machine) = &self.origin.vm.platform().own_machine => {
-                machine.write_io_apic(self.origin.vm, offset, low);
+                machine.write_io_apic(self.origin.vm, 0, offset, low);
+            }
+            page if let Some((machine, number)) = self.io_apic_of_machine(page) => {
+                if is_register {
+                    machine.write_io_apic(self.origin.vm, number, offset, low);
+                }
             }
             IO_APIC => {
                 let message = self.origin.vm.platform().io_apic.lock().write(offset, low);

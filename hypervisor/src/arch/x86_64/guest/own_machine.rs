@@ -6,7 +6,7 @@
 //! | a port | the machine's, without an exit, but for those below |
 //! | COM1, COM2 | the VM's consoles |
 //! | PCI's configuration | the machine's, without the functions that the hypervisor uses |
-//! | the I/O APIC | [`Pins`], which programs the machine's |
+//! | its I/O APICs | [`Pins`], which programs the machine's |
 //! | ACPI's control of power, reset | the end of the VM, and then of the machine's run |
 //! | its local APIC, timer, CPUID, MSRs | those of any VM |
 
@@ -35,13 +35,13 @@ use crate::boot::handover::Framebuffer;
 use crate::boot::madt;
 use crate::boot::runtime_services::{self, RuntimeServices};
 use crate::cpu::{self, CpuId, PerCpu};
-use crate::device::interrupt::Target;
+use crate::device::interrupt::{Message, Target};
 use crate::device::uart;
 use crate::frames::Frames;
 use crate::io;
 use crate::io::config_space::{ADDRESS_PORT, ConfigPorts, Meaning, WINDOW_PORT};
 use crate::io::iommu::Functions;
-use crate::io::pins::{Changes, Pins};
+use crate::io::pins::{MachineEntry, Pins};
 use crate::io::reach::Reach;
 use crate::memory_map::Kind;
 use crate::vcpu::run::{Next, Running};
@@ -165,7 +165,9 @@ impl Prepared {
             let named = acpi::machine().map_or(&[][..], |machine| &machine.tables);
             let madt = acpi::machine().map_or(&[][..], |machine| machine.madt);
             let tool_port = (tool_port(), TOOL_PORT_PIN);
-            own_acpi::place(&MachineTables { named, madt, vcpus: config.vcpus, role: config.role, tool_port }, Gpa(at))
+            let io_apics: Vec<u32> = io_apic::found().iter().map(|io_apic| io_apic.first).collect();
+            let (vcpus, role) = (config.vcpus, config.role);
+            own_acpi::place(&MachineTables { named, madt, io_apics: &io_apics, vcpus, role, tool_port }, Gpa(at))
         };
         let tables_at = synics - (place(0).bytes.len() as u64).next_multiple_of(PAGE_BYTES);
         let tables = place(tables_at);
@@ -283,21 +285,26 @@ impl MachineOfVm {
         let emulated = SERIAL_PORTS.iter().map(|&(_, pin)| pin).chain([TOOL_PORT_PIN]);
         Self {
             reach: reach(),
-            pins: Mutex::new(Pins::new(emulated)),
+            pins: Mutex::new(Pins::new(io_apic::found().iter().map(|io_apic| io_apic.pins), emulated)),
             level_vectors: Default::default(),
             config_ports: Mutex::new(config_ports),
         }
     }
 
-    /// A read at the I/O APIC.
-    pub(super) fn read_io_apic(&self, offset: u16) -> u32 {
-        self.pins.lock().read(offset)
+    /// The number of the I/O APIC that has this page.
+    pub(super) fn io_apic_at(&self, page: Gpa) -> Option<usize> {
+        io_apic::found().iter().position(|io_apic| io_apic.registers.0 == page.0)
+    }
+
+    /// A read at an I/O APIC.
+    pub(super) fn read_io_apic(&self, number: usize, offset: u16) -> u32 {
+        self.pins.lock().read(number, offset)
     }
 
     /// A write there.
-    pub(super) fn write_io_apic(&self, vm: &Vm, offset: u16, value: u32) {
+    pub(super) fn write_io_apic(&self, vm: &Vm, number: usize, offset: u16, value: u32) {
         let mut pins = self.pins.lock();
-        let (message, entry) = pins.write(offset, value, |target| cpu_of(vm, target));
+        let (message, entry) = pins.write(number, offset, value, |target| cpu_of(vm, target));
         if let Some(entry) = entry {
             // Before the machine can send: an interrupt of a level-triggered pin must find its vector here.
             for (word, vectors) in self.level_vectors.iter().zip(pins.level_vectors()) {
@@ -321,28 +328,24 @@ impl MachineOfVm {
 
     /// A vCPU ended a level-triggered interrupt.
     pub(super) fn end_of_interrupt(&self, vm: &Vm, vector: u8) {
-        self.change(vm, |pins| pins.end_of_interrupt(vector, |target| cpu_of(vm, target)));
+        let mut pins = self.pins.lock();
+        pins.end_of_interrupt(vector, |target| cpu_of(vm, target), |entry, message| change(vm, entry, message));
     }
 
     /// The machine delivered `vector` to the pCPU with the APIC id `cpu`, which is the number of its vCPU.
     fn interrupt(&self, vm: &Vm, vector: u8, cpu: u32) {
         let is_level = self.level_vectors[usize::from(vector >> 6)].load(Ordering::SeqCst) >> (vector & 63) & 1 != 0;
-        let was_pin = is_level
-            && u8::try_from(cpu)
-                .is_ok_and(|cpu| self.change(vm, |pins| pins.arrived(vector, cpu, |target| cpu_of(vm, target))));
+        let mut was_pin = false;
+        if is_level && let Ok(id) = u8::try_from(cpu) {
+            let target = |target| cpu_of(vm, target);
+            self.pins.lock().arrived(vector, id, target, |entry, message| {
+                was_pin |= entry.is_some();
+                change(vm, entry, message);
+            });
+        }
         if !was_pin {
             delivery::send_fixed(vm, vector, [cpu]);
         }
-    }
-
-    /// Makes changes, at the machine's I/O APIC first. Returns whether there were some.
-    fn change(&self, vm: &Vm, make: impl FnOnce(&mut Pins) -> Changes) -> bool {
-        let mut pins = self.pins.lock();
-        let Changes { messages, entries } = make(&mut pins);
-        entries.iter().flatten().for_each(|entry| io_apic::write(*entry));
-        drop(pins);
-        messages.iter().flatten().for_each(|message| delivery::send(vm, None, message));
-        entries.iter().any(Option::is_some)
     }
 
     /// A read at a port that leaves the guest.
@@ -378,6 +381,16 @@ impl MachineOfVm {
     }
 }
 
+/// Makes a change, at the machine's I/O APIC first.
+fn change(vm: &Vm, entry: Option<MachineEntry>, message: Option<Message>) {
+    if let Some(entry) = entry {
+        io_apic::write(entry);
+    }
+    if let Some(message) = message {
+        delivery::send(vm, None, &message);
+    }
+}
+
 /// The PCI functions that the hypervisor uses: the console of the control port, and AMD's IOMMUs, whose capability says
 /// where their registers are.
 fn hidden_functions() -> Vec<PciFunction> {
@@ -397,7 +410,7 @@ fn reach() -> Reach {
     let config_pages = hidden_functions().into_iter().flat_map(move |function| {
         windows.clone().filter_map(move |window| page(Gpa(window.base.0 + u64::from(function.index()) * PAGE_BYTES)))
     });
-    let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
+    let pages = page(LOCAL_APIC).into_iter().chain(io_apic::pages());
     let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages).chain(iommu::registers());
     Reach::new(closed, paging::physical_end())
 }

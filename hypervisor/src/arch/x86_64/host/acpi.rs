@@ -44,8 +44,8 @@ pub(crate) struct Machine {
     pub(crate) has_keyboard_controller: bool,
     /// The firmware's own serial console, if it reports one.
     pub(crate) spcr: Option<Spcr>,
-    /// The registers of the I/O APIC that has the first pins.
-    pub(crate) io_apic: Option<Hpa>,
+    /// The I/O APICs: the number of the first interrupt of each, and its registers.
+    pub(crate) io_apics: Vec<(u32, Hpa)>,
     /// Signature and address of each table.
     pub(crate) tables: Vec<([u8; 4], u64)>,
     /// The table of interrupt controllers (MADT), whole.
@@ -119,9 +119,8 @@ fn parse(root: Option<RootTable>, memory: &MemoryMap) -> Option<Machine> {
             MadtEntry::LocalApic(cpu) => (u32::from(cpu.apic_id), cpu.flags),
             MadtEntry::LocalX2Apic(cpu) => (cpu.x2apic_id, cpu.flags),
             MadtEntry::IoApic(io_apic) => {
-                if io_apic.global_system_interrupt_base == 0 {
-                    machine.io_apic = Some(Hpa(io_apic.io_apic_address.into()));
-                }
+                let first = io_apic.global_system_interrupt_base;
+                machine.io_apics.push((first, Hpa(io_apic.io_apic_address.into())));
                 continue;
             }
             _ => continue,
