@@ -4,6 +4,7 @@
 //! it holds no lock that an interrupt of a device needs. Handlers count, and pass interrupts of devices on. They run no
 //! other vCPU and no other work, so nothing changes under the caller.
 
+use super::this;
 use crate::arch::{Arch, Machine};
 use crate::trace::longest;
 
@@ -12,6 +13,19 @@ pub(crate) fn preemption_point() {
     longest::ends_now();
     Machine::take_interrupts_anywhere();
     longest::begins_now();
+}
+
+/// The same in the middle of a vCPU's exit. Returns whether there was one: then the vCPU has to look what it was about
+/// before it enters its guest.
+#[allow(dead_code, reason = "not every architecture has parents")]
+pub(crate) fn preemption_point_in_exit() -> bool {
+    let taken = || {
+        let taken = &this().taken;
+        taken.kick.get().wrapping_add(taken.timer.get()).wrapping_add(taken.device.get())
+    };
+    let before = taken();
+    preemption_point();
+    taken() != before
 }
 
 /// The same between two parts of housekeeping. `next` names the part that follows, for measurements.

@@ -201,8 +201,15 @@ impl Machine {
 
     /// The same in the middle of work, with the count that a handler keeps.
     pub(super) fn take_interrupts_in_between(&self) {
-        if self.hardware().cpus[number()].is_kicked {
+        let (is_kicked, deadline) = {
+            let cpu = &self.hardware().cpus[number()];
+            (cpu.is_kicked, cpu.deadline)
+        };
+        if is_kicked {
             cpu::this().taken.kick.add(Proof::by_place(), 1);
+        }
+        if deadline.is_some_and(|deadline| deadline <= self.clock.load(Ordering::Relaxed)) {
+            cpu::this().taken.timer.add(Proof::by_place(), 1);
         }
         self.take_interrupts();
     }

@@ -23,7 +23,7 @@ use super::{Ended, interrupt, memory, partition as life, registers, tracking, vp
 use crate::arch::machine::cpuid;
 use crate::arch::{Arch, Machine};
 use crate::cpu;
-use crate::cpu::preemption::preemption_point;
+use crate::cpu::preemption::{preemption_point, preemption_point_in_exit};
 use crate::sync::{Mutex, MutexGuard, relax};
 use crate::vcpu::{Vcpu, unsent};
 use crate::vm::backing::Place;
@@ -212,8 +212,8 @@ impl Children {
 }
 
 fn preemption_point_of(caller: Option<&Vcpu>) {
-    preemption_point();
-    if let Some(caller) = caller {
+    let has_taken_some = preemption_point_in_exit();
+    if has_taken_some && let Some(caller) = caller {
         unsent::keep_out(caller);
     }
 }
