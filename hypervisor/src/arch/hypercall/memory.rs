@@ -346,7 +346,7 @@ fn feed(child: &mut Partition, tables: &TablePool, count: u64, store: &mut Depos
         let hpa = store.host_page(page).ok_or(Status::InsufficientMemory)?;
         // SAFETY: the page is in a frame of the parent, which the child's VM keeps alive. The parent has deposited it:
         // since then it has neither the parent's guest nor a visitor, and the ledger lets no child have it. The list of
-        // deposits has just given it up, until `end_of_child`.
+        // deposits has just given it up, until `return_tables`.
         unsafe { tables.give(hpa) };
     }
     Ok(())
