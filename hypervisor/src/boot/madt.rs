@@ -142,6 +142,7 @@ mod tests {
             (0, B, "another one has its interrupts"),
             (24, 0xfec0_0000, "nothing answers there as one"),
             (24, 0xfec0_1000, "nothing answers there as one"),
+            (24, 0xfec7_9000, "nothing answers there as one"),
             (24, 0xfecf_1000, "nothing answers there as one"),
             (24, !0xfff, "its registers do not begin with a page"),
         ] {

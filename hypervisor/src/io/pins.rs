@@ -23,8 +23,8 @@ pub const FIRST_VECTOR: u8 = 0x20;
 /// The last one. Those above are the hypervisor's own; Linux gives none of them to a device.
 pub const LAST_VECTOR: u8 = 0xef;
 
-/// The most pins that an I/O APIC has.
-pub const MOST_PINS: usize = 240;
+/// The most pins that an I/O APIC has: the number of a register has eight bits, and a pin has two registers.
+pub const MOST_PINS: usize = 120;
 
 /// The owner's I/O APICs.
 #[derive(Debug)]

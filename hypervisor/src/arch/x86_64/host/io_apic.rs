@@ -62,9 +62,9 @@ pub(in crate::arch::x86_64) fn write(entry: MachineEntry) {
         return;
     };
     let _selected = SELECTED.lock();
-    let Ok(pin) = u8::try_from(2 * entry.pin.number) else { return };
+    let Ok(register) = u8::try_from(usize::from(FIRST_ENTRY) + 2 * entry.pin.number) else { return };
     let [low, high] = [entry.value & 0xffff_ffff, entry.value >> 32].map(|half| u32::try_from(half).unwrap_or(MASKED));
-    let (at, register) = (io_apic.registers, FIRST_ENTRY.wrapping_add(pin));
+    let at = io_apic.registers;
     // With the trigger mode that it will have: see `Pins`.
     write_register(at, register, low | MASKED);
     write_register(at, register + 1, high);
