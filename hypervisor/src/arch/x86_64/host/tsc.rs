@@ -96,13 +96,10 @@ pub(super) fn start() {
 pub(super) fn calibrate(machine: &Machine) {
     apic::start_count();
     let told = told_by_cpuid();
-    let measured = match (machine.pm_timer, told) {
-        (Some(pm), _) => measure(Reference::Pm(pm)),
-        (None, Some(hz)) => Some((hz, measure_timer(hz))),
-        (None, None) => measure(Reference::begin_pit()),
-    };
-    let Some((hz, timer_hz)) = measured else {
-        log::error!("no ACPI PM timer, no CPUID leaf 15h, and no PIT that counts: the TSC's rate cannot be found");
+    let by_pm_timer = machine.pm_timer.and_then(|pm| measure(Reference::Pm(pm)));
+    let by_told = || told.map(|hz| (hz, measure_timer(hz)));
+    let Some((hz, timer_hz)) = by_pm_timer.or_else(by_told).or_else(|| measure(Reference::begin_pit())) else {
+        log::error!("no ACPI PM timer or PIT that counts, and no CPUID leaf 15h: the TSC's rate cannot be found");
         power::exit(abi::exit_code::REFUSED)
     };
     let hz = told.unwrap_or(hz);
