@@ -184,7 +184,8 @@ fn place(tree: &Tree) -> Item {
 /// Leaf 15h of CPUID, with the TSC's rate.
 const RATE_LEAF: u32 = 0x15;
 
-/// `tsc::calibrate` refuses a machine that has neither the ACPI PM timer nor CPUID leaf 15h.
+/// `tsc::calibrate` refuses a machine that has neither the ACPI PM timer nor CPUID leaf 15h, nor a PIT, which shows
+/// nowhere.
 fn clock(tree: &Tree, processor: Option<&Processor>) -> Item {
     let sources = tree.value("sys/devices/system/clocksource/clocksource0/available_clocksource").unwrap_or_default();
     let ports = tree.text("proc/ioports").found().unwrap_or_default();
@@ -195,10 +196,9 @@ fn clock(tree: &Tree, processor: Option<&Processor>) -> Item {
     let last_leaf = processor.and_then(|processor| processor.last_leaf);
     match (timer, last_leaf) {
         (Some(true), _) => CLOCK.ok("the ACPI PM timer"),
-        (Some(false), Some(last)) if last < RATE_LEAF => {
-            let remedy = "turn the PM timer on in the firmware's set-up, if it can be turned off there";
-            CLOCK.missing("no ACPI PM timer, and no CPUID leaf 15h, so the TSC's rate cannot be found", remedy)
-        }
+        (Some(false), Some(last)) if last < RATE_LEAF => CLOCK
+            .unknown("no ACPI PM timer, and no CPUID leaf 15h; the TSC's rate is measured by the PIT, if there is one")
+            .remedy("turn the PM timer on in the firmware's set-up, if it can be turned off there"),
         (Some(false), _) => CLOCK
             .unknown("no ACPI PM timer; CPUID leaf 15h may have the TSC's rate")
             .remedy("the image of `dunlin image` tells whether it has"),

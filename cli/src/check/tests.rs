@@ -403,7 +403,7 @@ fn firmware_at_the_place_of_the_image_is_found() {
 }
 
 #[test]
-fn clock_without_a_known_rate_is_missing() {
+fn clock_whose_rate_only_the_pit_may_give_is_unknown() {
     let sources = "sys/devices/system/clocksource/clocksource0/available_clocksource";
     let fadt = |register: u8| {
         let mut table = [0; 276];
@@ -413,9 +413,10 @@ fn clock_without_a_known_rate_is_missing() {
     };
     let machine = || Machine::amd_server().with(sources, "tsc \n");
     assert_eq!(item(&machine().report(), "clock").0, State::Unknown);
-    for (register, state) in [(0x8, State::Ok), (0, State::Missing)] {
+    for (register, state) in [(0x8, State::Ok), (0, State::Unknown)] {
         let report = machine().with("sys/firmware/acpi/tables/FACP", fadt(register)).report();
         assert_eq!(item(&report, "clock").0, state);
+        assert_eq!(item(&report, "clock").1.contains("PIT"), register == 0);
     }
     let ports = "0000-0000 : PCI Bus\n  0000-0000 : ACPI PM_TMR\n";
     assert_eq!(item(&machine().with("proc/ioports", ports).report(), "clock").0, State::Ok);
