@@ -352,7 +352,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     }
     control_port::open();
     id_registers::add_this_cpu();
-    scheduler::choose_threads(boot.option("smt"));
+    scheduler::threads::choose(boot.option("smt"));
     let all_steps = boot.option("selftest") == Some("all-steps");
     speculation::choose(boot.option("mitigations"), boot.option("smt") != Some("off"), all_steps, machine);
     speculation::add_this_cpu();

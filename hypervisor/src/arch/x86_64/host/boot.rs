@@ -336,7 +336,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     iommu::init(machine, &handover.memory);
     control_port::open();
     let selftest = boot.option("selftest");
-    scheduler::choose_threads(boot.option("smt"));
+    scheduler::threads::choose(boot.option("smt"));
     let uses_threads = boot.option("smt") != Some("off");
     speculation::choose(boot.option("mitigations"), uses_threads, selftest);
     if selftest == Some("tsc-skew") {

@@ -2,30 +2,35 @@
 //!
 //! Each pCPU has a run queue (`sched::RunQueue`). It runs a vCPU of the VM that has used the least for its weight, of
 //! these the one that has run the least. A vCPU runs until it blocks, until its slice ends and another has a better
-//! claim, or until a woken vCPU has a claim that is better by a margin. A woken vCPU goes to its last pCPU, or to an
-//! idle one. A pCPU without work steals some from the busiest queue before it idles. One whose vCPU belongs to a VM
-//! that has used much more than one that waits elsewhere pulls from there at the end of a slice.
+//! claim, or until a woken vCPU has a claim that is better by a margin.
 //!
-//! A vCPU whose VM has used up its cap is *parked* until the next period: on the list of the pCPU that came across it.
+//! `placing` chooses the queue in which a vCPU waits, and moves some from queue to queue. `caps` keeps those out whose
+//! VMs have used up their caps. `threads` says which pCPUs run vCPUs.
+
+mod caps;
+mod placing;
+pub(crate) mod threads;
 
 use alloc::collections::{TryReserveError, VecDeque};
 
-use crossbeam_utils::CachePadded;
 use log::info;
-use sched::{Claim, CpuId, CpuSet, IdleSet, MAX_LAG, Member, Pending, RunQueue, Share, Times, Turn, VirtualTime};
-use spin::Once;
+use sched::{CpuId, CpuSet, MAX_LAG, Member, RunQueue, Share, Times, VirtualTime};
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::preemption::preemption_point_before;
-use super::step::Step;
-use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, room, this};
+use super::{PerCpu, by_id, finish_housekeeping, housekeeping, is_busy, room};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, per_host, point};
+use crate::sync::{AtomicU64, Mutex, Ordering, point};
 use crate::trace::longest;
 use crate::vcpu::Tally;
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
+pub(super) use caps::release;
+pub(crate) use placing::{first_home, wake, wake_next};
+use placing::{idle, kick_idle, pick, pull, put_back};
+pub(crate) use threads::runners;
+use threads::runs_vcpus;
 
 /// Slices per second: for how long a vCPU runs while others wait.
 const SLICES_PER_SECOND: u64 = Machine::SLICES_PER_SECOND;
@@ -256,44 +261,6 @@ pub(crate) fn cap_period() -> u64 {
     to_virtual(Machine::hz() / PERIODS_PER_SECOND)
 }
 
-per_host! {
-    /// The idle pCPUs. On a cache line of its own, because neighbouring data may be read all the time.
-    static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
-    static RUNNERS: Once<CpuSet> = Once::new();
-    static ONE_THREAD_PER_CORE: AtomicBool = AtomicBool::new(false);
-}
-
-/// With `smt=off`, only one of the threads of a core runs vCPUs. Must be called before other pCPUs start.
-pub(crate) fn choose_threads(smt: Option<&str>) {
-    ONE_THREAD_PER_CORE.store(smt == Some("off"), Ordering::Relaxed);
-}
-
-/// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that, and threads that are not used.
-fn runs_vcpus(cpu: &PerCpu) -> bool {
-    RUNNERS.get().copied().unwrap_or_else(find_runners).contains(cpu.id)
-}
-
-/// Whoever asks first finds out for all. Nobody waits for another here.
-#[cold]
-fn find_runners() -> CpuSet {
-    let cores = all().iter().map(|cpu| Machine::core_of(cpu));
-    let found = sched::runners(cores, Machine::spares_first_cpu(), ONE_THREAD_PER_CORE.load(Ordering::Relaxed));
-    *RUNNERS.call_once(|| found)
-}
-
-/// The pCPUs that run vCPUs.
-pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Clone {
-    all().iter().map(|cpu| &**cpu).filter(|cpu| runs_vcpus(cpu))
-}
-
-/// The pCPU on which a new vCPU wakes first. Neighbours start on different ones; where they go from there is the
-/// scheduler's business.
-pub(crate) fn first_home(vm: u32, index: u32, cpus: CpuSet) -> CpuId {
-    let homes = || runners().map(|cpu| cpu.id).filter(|cpu| cpus.contains(*cpu));
-    let skipped = vm.wrapping_add(index) as usize % homes().count().max(1);
-    homes().nth(skipped).unwrap_or(CpuId(0))
-}
-
 /// The endless loop of a pCPU: runs vCPUs, with housekeeping in between.
 pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     if !runs_vcpus(cpu) {
@@ -422,236 +389,6 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
 /// The running vCPU is about to block: returns its virtual time so far, for its wake-up.
 pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
     cpu.scheduler.running_time(Machine::now())
-}
-
-/// Puts a vCPU that was blocked into a run queue.
-pub(crate) fn wake(vcpu: VcpuRef) {
-    let home = by_id(vcpu.vcpu().home());
-    let cpus = vcpu.share().cpus();
-    // A home that is this very pCPU and runs nothing takes it next; to wake another would only move it.
-    let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0 && !others_wait(home);
-    let target = if picks_next { home } else { idle_one(home, cpus).unwrap_or(home) };
-    let time = vcpu.vcpu().virtual_time();
-    let now = Machine::now();
-    vcpu.vcpu().set_queued_at(now);
-
-    let mut queue = target.scheduler.queue.lock();
-    let claim = queue.push_woken(time, Turn::Fair, vcpu);
-    let running = queue.running(target.scheduler.times(now));
-    target.scheduler.publish_more(&queue, claim.times().whole, cpus);
-    drop(queue);
-
-    if picks_next {
-        return;
-    }
-    // What its VM used since it was last charged is not counted here. The pCPU that is kicked decides.
-    let may_go_first = || running.is_some_and(|running| claim.is_before(&running, 0));
-    if !kick_idle(target, cpus) && may_go_first() {
-        // This pCPU, too, may be in the middle of a vCPU: the kick ends that vCPU's next entry at once.
-        Machine::kick(target.id);
-    }
-}
-
-/// The same, called for the vCPU that runs on this pCPU and is about to leave it. The woken one runs here next if no
-/// other waits: it needs no interrupt to another pCPU then, and finds the caches that the caller has filled.
-///
-/// A parent's vCPU and that of its child take turns in this way. The parent's is not asleep when it hands the pCPU
-/// over, but about to wait for the child's next exit. If that comes soon, all of this costs two switches. If not, the
-/// parent's vCPU goes on, on another pCPU or here ([`is_due`]).
-pub(crate) fn wake_next(vcpu: VcpuRef) {
-    let cpu = this();
-    if cpu.scheduler.is_running.get() == 0 || others_wait(cpu) || !vcpu.share().cpus().contains(cpu.id) {
-        return wake(vcpu);
-    }
-    let (time, now) = (vcpu.vcpu().virtual_time(), Machine::now());
-    vcpu.vcpu().set_queued_at(now);
-    let mut queue = cpu.scheduler.queue.lock();
-    let cpus = vcpu.share().cpus();
-    let claim = queue.push_woken(time, Turn::Next, vcpu);
-    cpu.scheduler.publish_more(&queue, claim.times().whole, cpus);
-    drop(queue);
-    // Whoever runs here is the caller.
-    cpu.scheduler.handed_over_until.set(Proof::by_place(), now + Machine::nanos_to_ticks(HANDOVER_NANOS));
-}
-
-/// A vCPU that may run on `cpus` was pushed into the queue of `target`: kicks an idle one of them, if there is one,
-/// which finds it there.
-fn kick_idle(target: &PerCpu, cpus: CpuSet) -> bool {
-    if mutants::is(Mutant::WakeWithoutKick) {
-        return true;
-    }
-    let idle = IDLE.claim(target.id, cpus);
-    if let Some(idle) = idle {
-        Machine::kick(idle);
-    }
-    idle.is_some()
-}
-
-/// Puts a vCPU that ran on `cpu` back, there or where fewer wait.
-fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let (now, cpus, whole) = (Machine::now(), vcpu.share().cpus(), vcpu.share().whole().time());
-    vcpu.vcpu().set_queued_at(now);
-    if cpu.scheduler.handed_over_until.get() > now {
-        let mut queue = cpu.scheduler.queue.lock();
-        if !queue.is_empty() {
-            queue.push(time, Turn::AfterOthers, vcpu);
-            return cpu.scheduler.publish_more(&queue, whole, cpus);
-        }
-    }
-    let waiting = |cpu: &PerCpu| cpu.scheduler.waiting.load(Ordering::Relaxed);
-    let shortest = runners().filter(|other| cpus.contains(other.id)).min_by_key(|other| waiting(other)).unwrap_or(cpu);
-    let target = idle_one(cpu, cpus).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
-
-    let mut queue = target.scheduler.queue.lock();
-    if target.id == cpu.id {
-        let turn = if cpu.scheduler.yields.get() == 0 { Turn::Fair } else { Turn::AfterOthers };
-        queue.push(time, turn, vcpu);
-    } else {
-        queue.push_moved(time, vcpu);
-    }
-    target.scheduler.publish_more(&queue, whole, cpus);
-    // This pCPU takes one from its queue next.
-    let waits = target.id != cpu.id || queue.len() > 1;
-    drop(queue);
-    if waits {
-        kick_idle(target, cpus);
-    }
-}
-
-/// An idle pCPU of those in `cpus`, `preferred` if it is one.
-fn idle_one(preferred: &'static PerCpu, cpus: CpuSet) -> Option<&'static PerCpu> {
-    IDLE.find(preferred.id, cpus).map(by_id)
-}
-
-/// The vCPU to run next: the first of this pCPU's queue, else one from the longest queue.
-fn pick(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
-    loop {
-        let mut queue = cpu.scheduler.queue.lock();
-        let next = queue.pop();
-        cpu.scheduler.publish_less(&queue);
-        drop(queue);
-        let takers = CpuSet(cpu.scheduler.takers.load(Ordering::Relaxed));
-        let (time, vcpu) = match next {
-            Some(next) => next,
-            None if steal(cpu) => continue,
-            None => return None,
-        };
-        // The pCPU that was kicked for one of these may have found another vCPU, which not every pCPU may take.
-        if takers.0 != 0 && takers != CpuSet::ALL && cpu.scheduler.handed_over_until.get() == 0 {
-            kick_idle(cpu, takers);
-        }
-        if !has_used_up_cap(&vcpu) {
-            return Some((time, vcpu));
-        }
-        park(cpu, time, vcpu);
-    }
-}
-
-/// Moves a vCPU from the longest queue to the empty one of this pCPU. Returns whether there was one.
-fn steal(cpu: &PerCpu) -> bool {
-    let waiting = |other: &PerCpu| other.scheduler.waiting.load(Ordering::SeqCst);
-    let Some(busiest) = runners().filter(|other| other.scheduler.has_for(cpu.id)).max_by_key(|other| waiting(other))
-    else {
-        return false;
-    };
-    let mut queue = busiest.scheduler.queue.lock();
-    let taken = queue.take_last(cpu.id);
-    busiest.scheduler.publish(&queue);
-    drop(queue);
-    let Some((time, vcpu)) = taken else { return false };
-    let mut queue = cpu.scheduler.queue.lock();
-    queue.push_moved(time, vcpu);
-    cpu.scheduler.publish(&queue);
-    true
-}
-
-/// Moves a vCPU to the queue of this pCPU if it waits elsewhere and its VM has used much less than the one that runs
-/// here.
-fn pull(cpu: &PerCpu, running: VirtualTime) {
-    let first = |other: &PerCpu| other.scheduler.first.load(Ordering::Relaxed);
-    let others = runners().filter(|other| other.id != cpu.id && other.scheduler.has_for(cpu.id));
-    let Some(other) = others.min_by_key(|other| first(other)) else { return };
-    if first(other).saturating_add(PULL_MARGIN) >= running {
-        return;
-    }
-    let mut queue = other.scheduler.queue.lock();
-    let is_behind = |claim: &Claim| claim.times().whole.saturating_add(PULL_MARGIN) < running;
-    let taken =
-        if queue.first_for(cpu.id).is_some_and(|claim| is_behind(&claim)) { queue.take_first(cpu.id) } else { None };
-    other.scheduler.publish(&queue);
-    drop(queue);
-    if let Some((time, vcpu)) = taken {
-        let mut queue = cpu.scheduler.queue.lock();
-        queue.push_moved(time, vcpu);
-        cpu.scheduler.publish(&queue);
-    }
-}
-
-/// Whether a vCPU has to wait for its VM's next period. One that is to leave its guest for good does not.
-fn has_used_up_cap(vcpu: &VcpuRef) -> bool {
-    vcpu.share().left(now()) == 0 && !vcpu.vcpu().mailbox().has(Pending::STOP)
-}
-
-/// Keeps a vCPU out of the queues until its VM's next period.
-fn park(cpu: &PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let release_at = vcpu.share().next_period(now());
-    stop_running(cpu, vcpu.share());
-    cpu.scheduler.parked.lock().push_back((release_at, time, vcpu));
-    // The next whole host tick: at the one before, the period has not begun.
-    let release_at = to_host(release_at) + 1;
-    let first = cpu.scheduler.release_at.get().min(release_at);
-    cpu.scheduler.release_at.set(Proof::by_place(), first);
-}
-
-/// Puts parked vCPUs whose VMs may run again into the queue of this pCPU.
-#[inline]
-pub(super) fn release(cpu: &PerCpu, now: u64) {
-    if cpu.scheduler.release_at.get() <= now {
-        release_parked(cpu, now);
-    }
-}
-
-#[cold]
-fn release_parked(cpu: &PerCpu, now: u64) {
-    let mut first = u64::MAX;
-    let count = cpu.scheduler.parked.lock().len();
-    let step = Step::begin();
-    for number in 0..count {
-        if number != 0 && step.is_over() {
-            // The next housekeeping goes on.
-            first = now;
-            break;
-        }
-        let Some((release_at, time, vcpu)) = cpu.scheduler.parked.lock().pop_front() else { break };
-        if has_used_up_cap(&vcpu) {
-            let later = release_at.max(vcpu.share().next_period(to_virtual(now)));
-            first = first.min(to_host(later) + 1);
-            cpu.scheduler.parked.lock().push_back((later, time, vcpu));
-            continue;
-        }
-        let cpus = vcpu.share().cpus();
-        let mut queue = cpu.scheduler.queue.lock();
-        queue.push_woken(time, Turn::Fair, vcpu);
-        cpu.scheduler.publish(&queue);
-        let waits = queue.len() > 1 || cpu.scheduler.is_running.get() != 0;
-        drop(queue);
-        if waits {
-            kick_idle(cpu, cpus);
-        }
-    }
-    cpu.scheduler.release_at.set(Proof::by_place(), first);
-}
-
-/// Sleeps until an interrupt, unless there is work after all.
-fn idle(cpu: &PerCpu) {
-    cpu.scheduler.switched_since.set(Proof::by_place(), 0);
-    IDLE.announce(cpu.id);
-    let has_work = runners().any(|other| other.scheduler.has_for(cpu.id));
-    if !has_work || mutants::is(Mutant::IdleWithoutLook) {
-        Machine::arm_timer(cpu.timers.next().min(cpu.scheduler.release_at.get()).min(next_tick(cpu)));
-        longest::wait();
-    }
-    IDLE.withdraw(cpu.id);
 }
 
 fn next_tick(cpu: &PerCpu) -> u64 {
