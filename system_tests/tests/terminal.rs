@@ -99,7 +99,7 @@ fn two_guests_share_the_machines_console() {
 
     // A guest that does not read its input loses some of it, and nothing else.
     line.type_keys(
-        b"stty raw -echo; echo deaf-$((3 + 4)); sleep 1; timeout 1 cat >/dev/null; stty sane; echo hears-$((4 + 5))\r",
+        b"stty raw -echo; echo deaf-$((3 + 4)); sleep 1; timeout 4 cat >/dev/null; stty sane; echo hears-$((4 + 5))\r",
     );
     line.wait_for("deaf-7");
     line.type_keys(&[b'y'; 20_000]);
