@@ -55,9 +55,7 @@ fn start(boot: &boot::Boot, modules: boot::modules::Modules) -> ! {
     if mistakes != 0 {
         Machine::exit(abi::exit_code::REFUSED)
     }
-    if boot.option("smt") == Some("off") {
-        ::log::info!("smt=off: {} of {} pCPUs run vCPUs", cpu::scheduler::runners().count(), cpu::all().len());
-    }
+    cpu::scheduler::threads::report();
     selftest::run(boot);
     if boot.has("check") {
         check::run(boot);

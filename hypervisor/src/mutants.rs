@@ -54,6 +54,10 @@ define! {
     TimerNotPosted,
     /// A vCPU that runs again still counts as dormant.
     DormantNotUncounted,
+    /// With `smt=core` the threads of a core have a queue each, as without.
+    QueueForEachThread,
+    /// A pCPU leaves its core to others, and does not kick them.
+    CoreNotPassedOn,
     /// A preempted vCPU goes into run queues twice.
     PutBackTwice,
     /// A vCPU that has left its guest for good still holds its VM.

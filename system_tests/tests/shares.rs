@@ -24,13 +24,19 @@ const fn busy(vcpus: u32, keys: &'static str, gets: f64) -> Vm {
 
 /// The time that each VM takes, in the guest and in all, in pCPUs.
 fn measure(machine: Machine, vms: &[Vm]) -> Vec<(f64, f64)> {
+    measure_on(machine, 2, &[], vms)
+}
+
+/// The same, on a machine with so many pCPUs and these arguments.
+fn measure_on(machine: Machine, pcpus: u32, more: &[&str], vms: &[Vm]) -> Vec<(f64, f64)> {
     let seconds = std::env::var("SHARES_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
     let describe = |(number, vm): (usize, &Vm)| {
         let cmdline = format!("experiments={} seconds=0", vm.does);
         measuring_vm(&format!("vm{number}"), vm.vcpus, &cmdline) + vm.keys + "\n"
     };
     let toml: String = vms.iter().enumerate().map(describe).collect();
-    let host = Host::start_on(machine, 120, 2, &toml, |_| vec!["--memory=1G".to_string()]);
+    let more = ["--memory=1G"].iter().chain(more).map(ToString::to_string).collect();
+    let host = Host::start_on(machine, 120, pcpus, &toml, |_| more);
     let mut port = Port::of(&host);
     let hz = port.clock_hz();
     let mut look = || -> Vec<(f64, f64)> {
@@ -49,7 +55,11 @@ fn measure(machine: Machine, vms: &[Vm]) -> Vec<(f64, f64)> {
 
 /// Each VM gets what it is to get, within this part of it, of the time that all have got.
 fn gets(machine: Machine, within: f64, vms: &[Vm]) {
-    let got: Vec<f64> = measure(machine, vms).into_iter().map(|(_, all)| all).collect();
+    compare(machine, within, vms, &measure(machine, vms));
+}
+
+fn compare(machine: Machine, within: f64, vms: &[Vm], times: &[(f64, f64)]) {
+    let got: Vec<f64> = times.iter().map(|(_, all)| *all).collect();
     let shown: Vec<String> = got.iter().zip(vms).map(|(got, vm)| format!("{got:.3} of {}", vm.gets)).collect();
     println!("{}: {}", machine.name(), shown.join(", "));
     // Switches and housekeeping are nobody's time. But a cap is a cap, whatever others get.
@@ -134,5 +144,34 @@ each_machine! {
         let toml = measuring_vm("far", 1, "experiments=empty") + "pcpus = \"1,5\"\n";
         let run = machine.run_vms(60, &toml, &["--pcpus=2"]);
         assert!(run.status != 0 && run.stderr.contains("there is no pCPU 5: those that run vCPUs are 0 to 1"), "{run:?}");
+    }
+}
+
+/// Two threads of a core, besides a pCPU that has a core of its own: QEMU's first pCPU, which runs no vCPUs, has the
+/// other thread of that. Only x86 has threads here: QEMU's Arm processors do not report them.
+const ONE_CORE_AND_A_HALF: [&str; 5] =
+    ["--log", "--qemu-arg=-smp", "--qemu-arg=4,threads=2", "--qemu-arg=-append", "--qemu-arg=log=info smt=core"];
+
+/// A VM of one vCPU keeps the core's other thread from a VM of two, and pays for that too.
+#[test]
+fn vms_get_cores_by_their_weights_where_a_core_runs_one_vm_at_a_time() {
+    let on_core = "pcpus = \"1,2\"";
+    let vms = [busy(1, on_core, 0.5), busy(2, on_core, 1.0)];
+    let times = measure_on(Machine::X86_64, 3, &ONE_CORE_AND_A_HALF, &vms);
+    // With each thread for itself, both would get a whole pCPU.
+    compare(Machine::X86_64, 0.2, &vms, &times);
+}
+
+/// The guests check their memory, their clocks, IPIs and interrupts, while VMs take turns on the core.
+#[test]
+fn guests_run_clean_where_a_core_runs_one_vm_at_a_time() {
+    let vms = ["one", "other"].map(|name| measuring_vm(name, 4, "experiments=mixed seconds=5 seed=9"));
+    let host =
+        Host::start_on(Machine::X86_64, 200, 3, &vms.concat(), |_| ONE_CORE_AND_A_HALF.map(String::from).to_vec());
+    let run = host.finish();
+    assert_eq!(run.status, 0, "{run:#?}");
+    assert!(run.stderr.contains("smt=core: 3 pCPUs run vCPUs, on 2 cores with one VM at a time"), "{run:#?}");
+    for name in ["one", "other"] {
+        assert!(run.stderr.contains(&format!("{name}| result experiment=mixed failures=0")), "{run:#?}");
     }
 }

@@ -7,23 +7,23 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct LastVm {
     /// Its stage-2 tables.
     root: AtomicU64,
-    /// vCPUs that had been made by then, of all VMs. A new VM may have the tables of one that has ended, but it has
-    /// vCPUs of its own.
-    vcpus_made: AtomicU64,
+    /// How many events there had been by then that may have brought another VM: vCPUs that were made, of all VMs,
+    /// because a new VM may have the tables of one that has ended; and changes of the core's VM, on its other threads.
+    events: AtomicU64,
 }
 
 impl LastVm {
     /// None yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { root: AtomicU64::new(0), vcpus_made: AtomicU64::new(0) }
+        Self { root: AtomicU64::new(0), events: AtomicU64::new(0) }
     }
 
-    /// The VM with these tables comes, when so many vCPUs were made. Returns whether another one was there last, as far
+    /// The VM with these tables comes, after so many such events. Returns whether another one was there last, as far
     /// as can be known.
-    pub fn is_another(&self, root: u64, vcpus_made: u64) -> bool {
+    pub fn is_another(&self, root: u64, events: u64) -> bool {
         let is_same = self.root.swap(root, Ordering::Relaxed) == root;
-        let is_as_before = self.vcpus_made.swap(vcpus_made, Ordering::Relaxed) == vcpus_made;
+        let is_as_before = self.events.swap(events, Ordering::Relaxed) == events;
         !(is_same && is_as_before)
     }
 }

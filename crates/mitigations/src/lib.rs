@@ -342,6 +342,8 @@ pub struct Plan<S = Steps> {
     pub steps: S,
     states: [State; Weakness::ALL.len()],
     has_siblings: bool,
+    /// Threads of a core run vCPUs of one VM at a time.
+    keeps_vms_apart: bool,
 }
 
 impl Plan {
@@ -368,7 +370,7 @@ impl Plan {
 impl<S: Default> Plan<S> {
     /// These steps, on a processor without weaknesses.
     const fn new(steps: S, has_siblings: bool) -> Self {
-        Self { steps, states: [State::NotAffected; Weakness::ALL.len()], has_siblings }
+        Self { steps, states: [State::NotAffected; Weakness::ALL.len()], has_siblings, keeps_vms_apart: false }
     }
 
     fn set(&mut self, weakness: Weakness, state: State) {
@@ -379,6 +381,12 @@ impl<S: Default> Plan<S> {
     #[must_use]
     pub fn with_steps(self, steps: S) -> Self {
         Self { steps, ..self }
+    }
+
+    /// The same, and whether the threads of a core run vCPUs of one VM at a time.
+    #[must_use]
+    pub fn with_vms_apart(self, keeps_vms_apart: bool) -> Self {
+        Self { keeps_vms_apart, ..self }
     }
 
     /// Nothing is done.
@@ -427,6 +435,8 @@ impl<S: Default> Plan<S> {
     pub fn verdict(&self) -> &'static str {
         if self.open().next().is_some() {
             "some weaknesses are not held: only VMs that trust each other may share this processor"
+        } else if self.siblings_must_not_be_strangers() && self.keeps_vms_apart {
+            "the threads of a core run one VM at a time; what the hypervisor does beside a guest is not kept from it"
         } else if self.siblings_must_not_be_strangers() {
             "two threads of a core may run different VMs: only VMs that trust each other may share this processor"
         } else {

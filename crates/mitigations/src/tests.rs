@@ -343,7 +343,19 @@ fn mitigations_that_are_off_leave_all_open_and_do_nothing() {
 fn siblings_are_told_where_threads_share_a_core() {
     let (_, skylake, _) = processors()[1];
     assert!(!Plan::of(&skylake).siblings_must_not_be_strangers(), "one thread");
-    assert!(Plan::of(&Processor { threads_per_core: 2, ..skylake }).siblings_must_not_be_strangers());
+    let plan = Plan::of(&Processor { threads_per_core: 2, ..skylake });
+    assert!(plan.siblings_must_not_be_strangers());
+    // Without what is open on this processor, whatever its threads do.
+    let held = Plan {
+        states: plan
+            .states
+            .map(|state| if matches!(state, State::Vulnerable(_)) { State::Held("a step") } else { state }),
+        ..plan
+    };
+    assert!(held.verdict().starts_with("two threads of a core may run different VMs"), "{}", held.verdict());
+    let apart = held.with_vms_apart(true);
+    assert!(apart.verdict().starts_with("the threads of a core run one VM at a time"), "{}", apart.verdict());
+    assert_eq!(plan.with_vms_apart(true).verdict(), plan.verdict(), "what is open stays open");
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //!   state (blocked, queued, running on a pCPU) *in the same atomic word*. So "there is work" and "I block" cannot miss
 //!   each other, and exactly one poster enqueues or kicks.
 //! * [`Share`]: one per VM, with what its vCPUs have run together, divided by its weight; its cap, and its pCPUs.
-//! * [`RunQueue`]: one per pCPU, with the vCPUs that wait there. The VM that has used the least for its weight is next,
-//!   and of its vCPUs the one that has run the least. So no VM takes more by having more vCPUs, and no vCPU starves.
+//! * [`RunQueue`]: one per pCPU, or per core, with the vCPUs that wait there. The VM that has used the least for its
+//!   weight is next, and of its vCPUs the one that has run the least. So no VM takes more by having more vCPUs, and no
+//!   vCPU starves.
 //! * [`IdleSet`]: the pCPUs that have nothing to run. A queued vCPU never waits while one of them is idle.
 //! * [`Dormant`]: one word per VM, which tells when none of its vCPUs can ever run again.
 //!
@@ -42,8 +43,8 @@ mod sync;
 pub use dormant::Dormant;
 pub use idle_set::IdleSet;
 pub use mailbox::{CpuId, Mailbox, Notify, Pending};
-pub use run_queue::{Claim, MAX_LAG, Member, RunQueue, Times, Turn, VirtualTime, WAKE_CREDIT};
-pub use runners::runners;
+pub use run_queue::{Claim, MAX_LAG, Member, RunQueue, Taker, Times, Turn, VirtualTime, VmKey, WAKE_CREDIT};
+pub use runners::{Smt, mates, runners};
 pub use share::{Cap, CpuSet, Share};
 
 #[cfg(all(test, not(loom)))]

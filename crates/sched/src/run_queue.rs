@@ -18,6 +18,14 @@
 //!   others here ([`Turn::Woken`]).
 //! * A vCPU may give way to the others although it has a better claim ([`Turn`]).
 //!
+//! # The threads of a core
+//!
+//! The threads of a core share caches, buffers and predictions, through which one can spy on another. So the threads of
+//! a core may have one queue in common, from which they take vCPUs of one VM only, as in Linux' core scheduling.
+//! While a vCPU runs on one of them, the others get vCPUs of its VM, or nothing. A VM that waits and has a better claim
+//! is *promised* the core ([`RunQueue::promise`]): then nobody else gets a thread, those who run are asked to leave,
+//! and after the last has left, that VM goes on. A pCPU with a queue of its own is a core of one thread here.
+//!
 //! The queue is searched each time, because the virtual time of a VM changes while its vCPUs wait. Whoever
 //! creates a vCPU makes room for it in each queue where it may ever wait ([`RunQueue::reserve`]). So waiting for a pCPU
 //! never allocates.
@@ -68,13 +76,13 @@ pub struct Claim {
 /// Tells VMs apart, and groups of VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holder {
-    whole: usize,
-    vm: usize,
+    whole: VmKey,
+    vm: VmKey,
 }
 
 impl Holder {
     fn of(share: &Share) -> Self {
-        Self { whole: identity(share.whole()), vm: identity(share) }
+        Self { whole: VmKey::of(share.whole()), vm: VmKey::of(share) }
     }
 }
 
@@ -139,8 +147,54 @@ pub struct RunQueue<T> {
     floor: VirtualTime,
     /// Whether a vCPU may wait that has yielded.
     has_yielders: bool,
-    /// The vCPU that was taken to run here: its VM, and its times then.
+    /// The vCPU that was taken to run here last, if one runs: its VM, and its times then.
     running: Option<(Holder, Times)>,
+    /// The threads on which vCPUs run, all of one VM.
+    inside: CpuSet,
+    /// The VM that has the core next, before all others.
+    pub(crate) promised_to: Option<VmKey>,
+    /// The VM that ran last, and how often it was another one than before.
+    last: Option<VmKey>,
+    changes: u64,
+}
+
+/// Names a VM as long as one of its vCPUs runs or waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmKey(usize);
+
+impl VmKey {
+    /// The VM with this share.
+    #[must_use]
+    pub fn of(share: &Share) -> Self {
+        Self(identity(share))
+    }
+
+    /// As a word, which is not zero.
+    #[must_use]
+    pub const fn word(self) -> u64 {
+        self.0 as u64
+    }
+}
+
+/// Who comes for a vCPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Taker {
+    cpu: CpuId,
+    /// The VM that alone has vCPUs for it.
+    only: Option<VmKey>,
+}
+
+impl Taker {
+    /// `cpu`, for a vCPU of any VM.
+    #[must_use]
+    pub const fn any(cpu: CpuId) -> Self {
+        Self { cpu, only: None }
+    }
+
+    #[inline]
+    fn may_take(self, of: Holder, cpus: CpuSet) -> bool {
+        cpus.contains(self.cpu) && self.only.is_none_or(|only| only == of.vm)
+    }
 }
 
 #[derive(Debug)]
@@ -180,7 +234,17 @@ impl<T> Waiting<T> {
 impl<T> Default for RunQueue<T> {
     fn default() -> Self {
         // The floor starts one credit up, so that the first wakers have a credit too.
-        Self { waiting: VecDeque::new(), arrived: 0, floor: WAKE_CREDIT, has_yielders: false, running: None }
+        Self {
+            waiting: VecDeque::new(),
+            arrived: 0,
+            floor: WAKE_CREDIT,
+            has_yielders: false,
+            running: None,
+            inside: CpuSet::NONE,
+            promised_to: None,
+            last: None,
+            changes: 0,
+        }
     }
 }
 
@@ -221,19 +285,69 @@ impl<T> RunQueue<T> {
     pub fn floor(&self) -> VirtualTime {
         self.floor
     }
+
+    /// The threads on which vCPUs run.
+    #[must_use]
+    pub fn inside(&self) -> CpuSet {
+        self.inside
+    }
+
+    /// The VM whose vCPUs run here, if some do.
+    #[must_use]
+    pub fn occupant(&self) -> Option<VmKey> {
+        self.running.map(|(of, _)| of.vm)
+    }
+
+    /// Whether those who run here are asked to leave, or have left, for a VM that goes first.
+    #[must_use]
+    pub fn is_promised(&self) -> bool {
+        self.promised_to.is_some()
+    }
+
+    /// How often another VM ran here than before.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// What `cpu`, a thread of this core, may bring here from elsewhere and run at once. Nothing: `None`.
+    #[must_use]
+    pub fn taker(&self, cpu: CpuId) -> Option<Taker> {
+        if self.is_promised() { None } else { Some(Taker { cpu, only: self.occupant() }) }
+    }
+
+    /// What `cpu`, a thread of this core, may take from here.
+    #[inline]
+    fn own_taker(&self, cpu: CpuId) -> Option<Taker> {
+        let only = match (self.occupant(), self.promised_to) {
+            (Some(_), Some(_)) => return None,
+            (occupant, promised_to) => occupant.or(promised_to),
+        };
+        Some(Taker { cpu, only })
+    }
+
+    fn is_free_for_others(&self, of: Holder) -> bool {
+        self.promised_to.is_none_or(|promised_to| promised_to != of.vm)
+    }
 }
 
 impl<T: Member> RunQueue<T> {
     /// The claim of the next vCPU.
     #[must_use]
     pub fn first(&self) -> Option<Claim> {
-        self.best(|_| true).map(|(_, claim)| claim)
+        self.best(|_, _| true).map(|(_, claim)| claim)
     }
 
-    /// The claim of the next vCPU of those that may run on `cpu`.
+    /// The claim of the next vCPU that somebody else may take. The core is not promised to its VM.
     #[must_use]
-    pub fn first_for(&self, cpu: CpuId) -> Option<Claim> {
-        self.best(|common| common.cpus.contains(cpu)).map(|(_, claim)| claim)
+    pub fn first_for(&self, taker: Taker) -> Option<Claim> {
+        self.best_for(taker).map(|(_, claim)| claim)
+    }
+
+    /// Whether [`pop`](Self::pop) has a vCPU for this thread.
+    #[must_use]
+    pub fn has_for(&self, cpu: CpuId) -> bool {
+        self.own_taker(cpu).is_some_and(|taker| self.best(|of, common| taker.may_take(of, common.cpus)).is_some())
     }
 
     /// The claim of the vCPU that runs here, if one does, with these times.
@@ -242,15 +356,25 @@ impl<T: Member> RunQueue<T> {
         self.running.map(|(of, _)| Claim { turn: Turn::Fair, of, times })
     }
 
-    /// The claim of the next vCPU, and the pCPUs that some waiting vCPU may run on.
+    /// The claim of the next vCPU, and the pCPUs of others that some waiting vCPU may run on.
     #[must_use]
     pub fn outlook(&self) -> (Option<Claim>, CpuSet) {
         let mut takers = 0;
-        let first = self.best(|common| {
-            takers |= common.cpus.0;
+        let first = self.best(|of, common| {
+            takers |= if self.is_free_for_others(of) { common.cpus.0 } else { 0 };
             true
         });
         (first.map(|(_, claim)| claim), CpuSet(takers))
+    }
+
+    /// Promises the core to the VM of the next vCPU, if it is another one than that whose vCPUs run here. Returns
+    /// whether those are to leave.
+    pub fn promise(&mut self) -> bool {
+        let (first, occupant) = (self.first().map(|first| first.of.vm), self.occupant());
+        if !self.is_promised() && occupant.is_some() && first != occupant {
+            self.promised_to = first;
+        }
+        self.is_promised()
     }
 
     /// Adds a vCPU that ran here last.
@@ -282,15 +406,23 @@ impl<T: Member> RunQueue<T> {
         claim
     }
 
-    /// Removes the vCPU with the best claim. It runs here from now on.
-    pub fn pop(&mut self) -> Option<(VirtualTime, T)> {
+    /// Removes the vCPU with the best claim of those that `cpu`, a thread of this core, may run now. It runs there from
+    /// now on.
+    pub fn pop(&mut self, cpu: CpuId) -> Option<(VirtualTime, T)> {
+        debug_assert!(!self.inside.contains(cpu), "{cpu} runs a vCPU already");
+        let taker = self.own_taker(cpu)?;
         let mut least = VirtualTime::MAX;
-        let (best, claim) = self.best(|common| {
+        let (best, claim) = self.best(|of, common| {
             least = least.min(common.whole);
-            true
+            taker.may_take(of, common.cpus)
         })?;
         self.floor = self.floor.max(least);
         self.running = Some((claim.of, claim.times));
+        self.inside = self.inside.with(cpu);
+        self.promised_to = None;
+        if self.last.replace(claim.of.vm) != Some(claim.of.vm) {
+            self.changes += 1;
+        }
         let entry = self.waiting.swap_remove_back(best)?;
         if core::mem::take(&mut self.has_yielders) {
             for other in &mut self.waiting {
@@ -300,21 +432,23 @@ impl<T: Member> RunQueue<T> {
         Some((entry.time, entry.vcpu))
     }
 
-    /// Removes the vCPU that would wait longest, of those that may run on `cpu`: for a pCPU that has no other.
-    pub fn take_last(&mut self, cpu: CpuId) -> Option<(VirtualTime, T)> {
+    /// Removes the vCPU that would wait longest, of those that somebody else may take: for a pCPU that has no other.
+    pub fn take_last(&mut self, taker: Taker) -> Option<(VirtualTime, T)> {
         let mut last: Option<(usize, Key)> = None;
         self.each(|at, entry, common| {
             let key = entry.key(common);
-            if common.cpus.contains(cpu) && last.is_none_or(|(_, other)| key > other) {
+            let may_go = taker.may_take(entry.of, common.cpus) && self.is_free_for_others(entry.of);
+            if may_go && last.is_none_or(|(_, other)| key > other) {
                 last = Some((at, key));
             }
         });
         self.take(last?.0)
     }
 
-    /// Removes the vCPU with the best claim, of those that may run on `cpu`: for a pCPU whose own have worse ones.
-    pub fn take_first(&mut self, cpu: CpuId) -> Option<(VirtualTime, T)> {
-        let (first, _) = self.best(|common| common.cpus.contains(cpu))?;
+    /// Removes the vCPU with the best claim, of those that somebody else may take: for a pCPU whose own have worse
+    /// ones.
+    pub fn take_first(&mut self, taker: Taker) -> Option<(VirtualTime, T)> {
+        let (first, _) = self.best_for(taker)?;
         self.take(first)
     }
 
@@ -325,13 +459,16 @@ impl<T: Member> RunQueue<T> {
         self.floor = self.floor.max(least.unwrap_or(0));
     }
 
-    /// No vCPU runs here now. The last one was of a VM, or group, with this virtual time.
-    pub fn stop_running(&mut self, whole: VirtualTime) {
+    /// No vCPU runs on `cpu` now, a thread of this core. The last one was of a VM, or group, with this virtual time.
+    pub fn stop_running(&mut self, cpu: CpuId, whole: VirtualTime) {
         // If others wait, the next one moves the floor.
         if self.waiting.is_empty() {
             self.floor = self.floor.max(whole);
         }
-        self.running = None;
+        self.inside = self.inside.without(cpu);
+        if self.inside.is_empty() {
+            self.running = None;
+        }
     }
 
     /// Looks at all, in no order. vCPUs of one VM often follow one another: what they have in common is read once then.
@@ -349,14 +486,19 @@ impl<T: Member> RunQueue<T> {
         }
     }
 
+    /// The best claim of those that somebody else may take, and its place.
+    fn best_for(&self, taker: Taker) -> Option<(usize, Claim)> {
+        self.best(|of, common| taker.may_take(of, common.cpus) && self.is_free_for_others(of))
+    }
+
     /// The best claim of those that `may` be chosen, and its place.
     #[inline]
-    fn best(&self, mut may: impl FnMut(Common) -> bool) -> Option<(usize, Claim)> {
+    fn best(&self, mut may: impl FnMut(Holder, Common) -> bool) -> Option<(usize, Claim)> {
         let mut best = None;
         let mut least: Key = (Turn::AfterOthers, VirtualTime::MAX, VirtualTime::MAX, VirtualTime::MAX, u64::MAX);
         self.each(|at, entry, common| {
             let key = entry.key(common);
-            if may(common) && key < least {
+            if may(entry.of, common) && key < least {
                 (best, least) = (Some((at, entry, common)), key);
             }
         });
@@ -369,7 +511,7 @@ impl<T: Member> RunQueue<T> {
 
     /// `time` between those of the other vCPUs of its VM here, and the most that a VM, or group, of others has used.
     fn place(&self, time: VirtualTime, share: &Share) -> (VirtualTime, VirtualTime) {
-        let vm = identity(share);
+        let vm = VmKey::of(share);
         let running = self.running.filter(|(of, _)| of.vm == vm).map(|(_, times)| times.vcpu);
         let (mut first, mut last) = running.map_or((VirtualTime::MAX, 0), |mate| (mate, mate));
         let mut most = 0;

@@ -25,11 +25,59 @@ pub struct CpuSet(pub u64);
 impl CpuSet {
     /// All of them.
     pub const ALL: Self = Self(u64::MAX);
+    /// None of them.
+    pub const NONE: Self = Self(0);
 
     /// Whether it contains `cpu`.
     #[must_use]
     pub const fn contains(self, cpu: CpuId) -> bool {
         cpu.0 < u64::BITS && self.0 & 1 << cpu.0 != 0
+    }
+
+    /// With this one, which has a number below 64.
+    #[must_use]
+    pub const fn with(self, cpu: CpuId) -> Self {
+        Self(self.0 | 1 << (cpu.0 % u64::BITS))
+    }
+
+    /// Without this one.
+    #[must_use]
+    pub const fn without(self, cpu: CpuId) -> Self {
+        Self(self.0 & !(1 << (cpu.0 % u64::BITS)))
+    }
+
+    /// Those that the other has too.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// The one with the lowest number.
+    #[must_use]
+    pub fn first(self) -> Option<CpuId> {
+        (!self.is_empty()).then(|| CpuId(self.0.trailing_zeros()))
+    }
+
+    /// All, by number.
+    pub fn iter(self) -> impl Iterator<Item = CpuId> {
+        let mut left = self;
+        core::iter::from_fn(move || {
+            let first = left.first()?;
+            left = left.without(first);
+            Some(first)
+        })
     }
 }
 

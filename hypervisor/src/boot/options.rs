@@ -24,7 +24,7 @@ const KNOWN: &[OptionSpec] = &[
     OptionSpec { name: "console", takes: Takes::Anything },
     OptionSpec { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
     OptionSpec { name: "mitigations", takes: Takes::OneOf(&["auto", "off"]) },
-    OptionSpec { name: "smt", takes: Takes::OneOf(&["on", "off"]) },
+    OptionSpec { name: "smt", takes: Takes::OneOf(&["on", "off", "core"]) },
     OptionSpec { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
     OptionSpec {
         name: "selftest",

@@ -4,7 +4,9 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, control, devices, dirty, end, find, lent, life, saved, schedule, shootdown, suspend};
+use super::{
+    Scenario, alone, control, cores, devices, dirty, end, find, lent, life, saved, schedule, shootdown, suspend,
+};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -27,6 +29,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TagKeptOnMove => shootdown::MOVING,
         Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
         Mutant::PutBackTwice => schedule::CROWD,
+        Mutant::QueueForEachThread => cores::STRANGERS,
+        Mutant::CoreNotPassedOn => cores::PINNED,
         Mutant::RestNotSent => schedule::TO_ALL,
         Mutant::RestNotTold => life::STOP,
         Mutant::HandoverForEver => schedule::HAND_OVER,

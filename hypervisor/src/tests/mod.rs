@@ -6,6 +6,7 @@
 
 mod commands;
 mod control;
+mod cores;
 mod device_states;
 mod devices;
 mod dirty;
@@ -100,6 +101,8 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         schedule::PING_PONG,
         schedule::TIMERS,
         schedule::ALL_STOP,
+        cores::STRANGERS,
+        cores::SIDE_BY_SIDE,
         shootdown::SIDE_BY_SIDE,
         shootdown::MOVING,
         life::PAUSE,

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use aarch64_defs::registers::sctlr;
 use log::info;
 use mitigations::arm::{self, Firmware, Kinds, Plan, Processor, Steps};
+use sched::Smt;
 use spin::{Mutex, Once};
 use vcpu_layout::Proof;
 
@@ -20,6 +21,7 @@ use super::host::device_tree::Machine;
 use super::host::{boot, irq, percpu, power};
 use super::register::{isb, read_register, write_register};
 use crate::arch::weaknesses;
+use crate::cpu::scheduler::threads;
 use crate::device::psci::Mitigations;
 
 /// What the machine's operator wants, or what is done without a wish.
@@ -36,7 +38,6 @@ enum Choice {
     All,
 }
 
-static USES_THREADS: AtomicBool = AtomicBool::new(true);
 static CHOICE: AtomicU8 = AtomicU8::new(Choice::Auto as u8);
 /// How the pCPUs that have started so far stand, with the steps of the first one, and what their firmware says.
 static COMMON: Mutex<Option<(Plan, Firmware)>> = Mutex::new(None);
@@ -50,10 +51,8 @@ static FOR_GUESTS: Once<Mitigations> = Once::new();
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
 ///
-/// `uses_threads`: several threads of a core run vCPUs. `all_steps`: an emulated processor takes the most that any
-/// does, so that it can be counted.
-pub(super) fn choose(option: Option<&str>, uses_threads: bool, all_steps: bool, machine: &Machine) {
-    USES_THREADS.store(uses_threads, Ordering::Relaxed);
+/// `all_steps`: an emulated processor takes the most that any does, so that it can be counted.
+pub(super) fn choose(option: Option<&str>, all_steps: bool, machine: &Machine) {
     let choice = match option {
         _ if all_steps && is_emulated(machine) => Choice::All,
         Some("off") => Choice::Off,
@@ -87,7 +86,7 @@ fn processor() -> Processor {
     let affinities = boot::machine().map(Machine::cpus).unwrap_or_default();
     Processor {
         midr: read_register!("midr_el1"),
-        shares_core: USES_THREADS.load(Ordering::Relaxed)
+        shares_core: threads::chosen() != Smt::Off
             && arm::shares_core(read_register!("mpidr_el1"), affinities.iter().copied()),
         pfr0: read_register!("id_aa64pfr0_el1"),
         pfr1: read_register!("id_aa64pfr1_el1"),
@@ -100,7 +99,7 @@ fn processor() -> Processor {
 pub(super) fn add_this_cpu() {
     let found = processor();
     let firmware = power::functions_against_speculation();
-    let plan = found.plan(&firmware);
+    let plan = found.plan(&firmware).with_vms_apart(threads::chosen() == Smt::Core);
     let plan = match choice() {
         Choice::Auto => plan,
         Choice::All => plan.with_steps(Steps::MOST),

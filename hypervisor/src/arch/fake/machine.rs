@@ -25,7 +25,8 @@ use vcpu_layout::Proof;
 use super::percpu::ArchPerCpu;
 use super::program::Op;
 use crate::arch::ram;
-use crate::cpu::{self, PerCpu, scheduler};
+use crate::cpu::scheduler::{self, threads};
+use crate::cpu::{self, PerCpu};
 
 /// Ticks in a second.
 pub(super) const HZ: u64 = 1_000_000_000;
@@ -82,6 +83,8 @@ pub(super) struct Cpu {
     is_asleep: bool,
     deadline: Option<u64>,
     parking: Arc<Parking>,
+    /// The VM whose guest runs, by its tables.
+    guest: Option<u64>,
 }
 
 /// A page of stage 2, as a TLB holds it.
@@ -309,6 +312,26 @@ impl Machine {
     }
 }
 
+impl Hardware {
+    /// This pCPU enters the guest of the VM with these tables.
+    ///
+    /// # Panics
+    /// When another thread of its core is in the guest of another VM, and that must not be.
+    pub(super) fn enter_guest(&mut self, number: usize, root: u64) {
+        let core = super::core_of_number(number);
+        for (other, cpu) in self.cpus.iter().enumerate().filter(|(other, _)| super::core_of_number(*other) == core) {
+            let is_stranger = cpu.guest.is_some_and(|guest| guest != root);
+            assert!(!(is_stranger && threads::by_core()), "cpu{number} and cpu{other} are in guests of two VMs");
+        }
+        self.cpus[number].guest = Some(root);
+    }
+
+    /// It has left it.
+    pub(super) fn leave_guest(&mut self, number: usize) {
+        self.cpus[number].guest = None;
+    }
+}
+
 impl Cpu {
     fn is_interrupted(&self, now: u64) -> bool {
         self.is_kicked || self.deadline.is_some_and(|deadline| deadline <= now)
@@ -358,6 +381,11 @@ impl Simulation {
     /// From now on pools give one tag to all vCPUs of a VM, as AArch64 does.
     pub(crate) fn tag_vms(&self) {
         self.machine.hardware().tags_of_vms = true;
+    }
+
+    /// The two threads of a core run vCPUs of one VM at a time. There are no VMs yet.
+    pub(crate) fn schedule_by_core(&self) {
+        threads::choose(Some("core"));
     }
 
     /// From now on pCPUs list the writes that they record, as Intel's do. There are no VMs yet.

@@ -29,6 +29,11 @@ pub(crate) struct Machine;
 
 super::contract::implement!(Machine);
 
+/// The core of a pCPU: two threads to a core, and the first pCPU, which runs no vCPUs, has one of its own.
+const fn core_of_number(number: usize) -> usize {
+    number.div_ceil(2)
+}
+
 /// The block of a pCPU.
 pub(crate) mod percpu {
     use vcpu_layout::lay_out;
@@ -58,9 +63,8 @@ pub(crate) mod percpu {
         try_this().expect("only pCPUs come here")
     }
 
-    /// Two threads to a core.
     pub(crate) const fn core_of(cpu: &PerCpu) -> u64 {
-        cpu.id.0 as u64 / 2
+        super::core_of_number(cpu.id.index()) as u64
     }
 
     pub(crate) fn try_this() -> Option<&'static PerCpu> {

@@ -181,6 +181,7 @@ impl ArchVcpu {
             let least = hardware.flushed.entry((self.root.0, vcpu, page)).or_default();
             *least = value.max(*least);
         }
+        machine().hardware().enter_guest(number(), self.root.0);
         // The guest takes its interrupt; its handler does nothing.
         self.has_rung |= core::mem::take(&mut self.is_interrupted);
         self.exit = loop {
@@ -195,6 +196,7 @@ impl ArchVcpu {
                 Err(exit) => break exit,
             }
         };
+        machine().hardware().leave_guest(number());
         self.left_at = clock::now();
     }
 

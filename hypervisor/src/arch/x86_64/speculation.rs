@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use addr::Hpa;
 use mitigations::{Plan, Processor, Reports, Steps};
+use sched::Smt;
 use spin::Once;
 use x86_64::registers::model_specific::Msr;
 use x86_defs::msr;
@@ -18,6 +19,8 @@ use super::backend::HostContext;
 use super::host::percpu::ArchPerCpu;
 use super::host::processor;
 use crate::arch::weaknesses;
+use crate::cpu;
+use crate::cpu::scheduler::{self, threads};
 
 /// The plan's steps, for assembly.
 pub(super) static STEPS: AtomicU32 = AtomicU32::new(0);
@@ -33,10 +36,10 @@ static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
 ///
-/// `uses_threads`: several threads of a core run vCPUs. `selftest`: with `spec-ctrl` registers of speculation count as
+/// `selftest`: with `spec-ctrl` registers of speculation count as
 /// reported, which Bochs' AMD has without saying so; with `all-steps` an emulated processor takes all steps of entries
 /// and exits, so that they can be counted.
-pub(super) fn choose(option: Option<&str>, uses_threads: bool, selftest: Option<&str>) {
+pub(super) fn choose(option: Option<&str>, selftest: Option<&str>) {
     /// CPUID leaf 8000_0008, EBX: IBPB, IBRS, STIBP, SSBD.
     const PLANTED: u32 = 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24;
     let reported = |leaf, subleaf| {
@@ -49,9 +52,10 @@ pub(super) fn choose(option: Option<&str>, uses_threads: bool, selftest: Option<
     let Some(found) = Processor::read(reported, read_capabilities) else {
         return weaknesses::tell_nothing("a processor of an unknown vendor, nothing is done");
     };
-    let threads_per_core = if uses_threads { found.threads_per_core } else { 1 };
+    let smt = threads::chosen();
+    let threads_per_core = if smt == Smt::Off { 1 } else { found.threads_per_core };
     let found = Processor { threads_per_core, ..found };
-    let plan = Plan::of(&found);
+    let plan = Plan::of(&found).with_vms_apart(smt == Smt::Core);
     let plan = match option {
         _ if selftest == Some("all-steps") && processor::is_emulated() => plan.with_steps(Steps::OF_SWITCHES),
         Some("off") => plan.off(),
@@ -120,7 +124,9 @@ pub(super) fn arrive(host: &HostContext, root: Hpa) {
 #[cold]
 #[inline(never)]
 fn change_vm(host: &HostContext, root: Hpa) {
-    if !host.last_vm.is_another(root.0, VCPUS_MADE.load(Ordering::Relaxed)) {
+    // What another VM did on the core in between may serve this thread.
+    let events = VCPUS_MADE.load(Ordering::Relaxed).wrapping_add(scheduler::changes_of_core(cpu::this()));
+    if !host.last_vm.is_another(root.0, events) {
         return;
     }
     // The plan has this step only if CPUID reports the register.

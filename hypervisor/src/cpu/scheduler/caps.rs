@@ -4,8 +4,9 @@
 use sched::{Member, Pending, Turn, VirtualTime};
 use vcpu_layout::Proof;
 
-use super::placing::kick_idle;
-use super::{now, stop_running, to_host, to_virtual};
+use super::placing::{Open, kick_idle};
+use super::threads::by_core;
+use super::{now, publish, queue_of, stop_running, to_host, to_virtual};
 use crate::cpu::PerCpu;
 use crate::cpu::step::Step;
 use crate::vm::VcpuRef;
@@ -52,14 +53,14 @@ fn release_parked(cpu: &PerCpu, now: u64) {
             cpu.scheduler.parked.lock().push_back((later, time, vcpu));
             continue;
         }
-        let cpus = vcpu.share().cpus();
-        let mut queue = cpu.scheduler.queue.lock();
+        let open = Open::to(vcpu.share());
+        let mut queue = queue_of(cpu);
         queue.push_woken(time, Turn::Fair, vcpu);
-        cpu.scheduler.publish(&queue);
-        let waits = queue.len() > 1 || cpu.scheduler.is_running.get() != 0;
+        publish(cpu, &queue);
+        let waits = queue.len() > 1 || cpu.scheduler.is_running.get() != 0 || by_core();
         drop(queue);
         if waits {
-            kick_idle(cpu, cpus);
+            kick_idle(cpu, open);
         }
     }
     cpu.scheduler.release_at.set(Proof::by_place(), first);

@@ -1,11 +1,11 @@
 //! The scheduler: which vCPU runs on which pCPU, and for how long.
 //!
-//! Each pCPU has a run queue (`sched::RunQueue`). It runs a vCPU of the VM that has used the least for its weight, of
-//! these the one that has run the least. A vCPU runs until it blocks, until its slice ends and another has a better
-//! claim, or until a woken vCPU has a claim that is better by a margin.
+//! Each pCPU has a run queue (`sched::RunQueue`), or all threads of a core have one together. It runs a vCPU of the VM
+//! that has used the least for its weight, of these the one that has run the least. A vCPU runs until it blocks, until
+//! its slice ends and another has a better claim, or until a woken vCPU has a claim that is better by a margin.
 //!
 //! `placing` chooses the queue in which a vCPU waits, and moves some from queue to queue. `caps` keeps those out whose
-//! VMs have used up their caps. `threads` says which pCPUs run vCPUs.
+//! VMs have used up their caps. `threads` says which pCPUs run vCPUs, and which of them belong together.
 
 mod caps;
 mod placing;
@@ -14,23 +14,23 @@ pub(crate) mod threads;
 use alloc::collections::{TryReserveError, VecDeque};
 
 use log::info;
-use sched::{CpuId, CpuSet, MAX_LAG, Member, RunQueue, Share, Times, VirtualTime};
+use sched::{Claim, CpuId, CpuSet, MAX_LAG, Member, RunQueue, Share, Times, VirtualTime};
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::preemption::preemption_point_before;
 use super::{PerCpu, by_id, finish_housekeeping, housekeeping, is_busy, room};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicU64, Mutex, Ordering, point};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, point};
 use crate::trace::longest;
 use crate::vcpu::Tally;
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
 pub(super) use caps::release;
 pub(crate) use placing::{first_home, wake, wake_next};
-use placing::{idle, kick_idle, pick, pull, put_back};
+use placing::{idle, kick_any_idle, pick, pull, put_back};
 pub(crate) use threads::runners;
-use threads::runs_vcpus;
+use threads::{by_core, leader, mates, runs_vcpus};
 
 /// Slices per second: for how long a vCPU runs while others wait.
 const SLICES_PER_SECOND: u64 = Machine::SLICES_PER_SECOND;
@@ -64,16 +64,19 @@ const LONGEST_SWITCH_NANOS: u64 = 50_000;
 const CHARGE_NANOS: u64 = 100_000;
 /// How far ahead of others a VM may be and still be charged for the host's work for it.
 const MOST_WORKED_AHEAD: VirtualTime = MAX_LAG;
+/// As the occupant of a core: it is promised to a VM, and nobody else gets a thread of it.
+const PROMISED: u64 = u64::MAX;
 /// Periods of caps per second.
 const PERIODS_PER_SECOND: u64 = 20;
 
 /// A pCPU's scheduling state.
 #[lay_out]
 pub(crate) struct Scheduler {
+    /// The queue of this pCPU and its mates, if it leads them.
     #[layout(mailbox)]
     queue: Mutex<RunQueue<VcpuRef>>,
-    /// Copies of the queue's length, of its floor, of its first VM's virtual time, and of the pCPUs that may take from
-    /// it, for readers without the lock.
+    /// Copies of the length of the pCPU's queue, of its floor, of its first VM's virtual time, and of the pCPUs that
+    /// may take from it, for readers without the lock.
     #[layout(mailbox)]
     waiting: AtomicU64,
     #[layout(mailbox)]
@@ -82,6 +85,15 @@ pub(crate) struct Scheduler {
     first: AtomicU64,
     #[layout(mailbox)]
     takers: AtomicU64,
+    /// With `smt=core`: the VM whose vCPUs run on this core. Zero: none runs.
+    #[layout(mailbox)]
+    occupant: AtomicU64,
+    /// How many of the core's threads run its vCPUs, and, in the upper half, how many stand still for that.
+    #[layout(mailbox)]
+    inside: AtomicU64,
+    /// How often another VM than before ran on this core.
+    #[layout(mailbox)]
+    changes: AtomicU64,
     /// vCPUs whose VMs have used up their caps, and in virtual ticks when each may go on.
     #[layout(mailbox)]
     parked: Mutex<VecDeque<(u64, VirtualTime, VcpuRef)>>,
@@ -133,6 +145,9 @@ impl Scheduler {
             floor: AtomicU64::new(0),
             first: AtomicU64::new(u64::MAX),
             takers: AtomicU64::new(0),
+            occupant: AtomicU64::new(0),
+            inside: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             parked: Mutex::default(),
             started_with: OwnerWord::new(0),
             started_at: OwnerWord::new(0),
@@ -167,35 +182,6 @@ impl Scheduler {
         self.parked.lock().shrink_to(count);
     }
 
-    /// Keeps the copies true. Called before the lock of `queue` is released.
-    fn publish(&self, queue: &RunQueue<VcpuRef>) {
-        let (first, takers) = queue.outlook();
-        self.first.store(first.map_or(u64::MAX, |first| first.times().whole), Ordering::Relaxed);
-        self.takers.store(takers.0, Ordering::SeqCst);
-        self.publish_length(queue);
-    }
-
-    /// The same after a vCPU with this share was added.
-    fn publish_more(&self, queue: &RunQueue<VcpuRef>, whole: VirtualTime, cpus: CpuSet) {
-        self.first.store(self.first.load(Ordering::Relaxed).min(whole), Ordering::Relaxed);
-        self.takers.store(self.takers.load(Ordering::Relaxed) | cpus.0, Ordering::SeqCst);
-        self.publish_length(queue);
-    }
-
-    /// The same after one was taken. What the copies say of the others may be too much: who comes for it finds out.
-    fn publish_less(&self, queue: &RunQueue<VcpuRef>) {
-        if queue.is_empty() {
-            self.first.store(u64::MAX, Ordering::Relaxed);
-            self.takers.store(0, Ordering::SeqCst);
-        }
-        self.publish_length(queue);
-    }
-
-    fn publish_length(&self, queue: &RunQueue<VcpuRef>) {
-        self.floor.store(queue.floor(), Ordering::Relaxed);
-        self.waiting.store(queue.len() as u64, Ordering::SeqCst);
-    }
-
     /// Whether a vCPU waits here that may run on `cpu`.
     fn has_for(&self, cpu: CpuId) -> bool {
         CpuSet(self.takers.load(Ordering::SeqCst)).contains(cpu)
@@ -217,7 +203,17 @@ impl Scheduler {
         self.charged_until.set(here, now);
         if competes(share) {
             share.charge(to_virtual(ran), to_virtual(now));
+            self.charge_for_mates(share, ran);
             self.note_times(here, share);
+        }
+    }
+
+    /// Charges the VM for threads of the core that stand still because its vCPUs run here, while others wait for them.
+    fn charge_for_mates(&self, share: &Share, ran: u64) {
+        let inside = self.inside.load(Ordering::Relaxed);
+        let (inside, held) = (inside & u64::from(u32::MAX), inside >> 32);
+        if held != 0 && inside != 0 && self.waiting.load(Ordering::Relaxed) != 0 {
+            share.charge_for_work(to_virtual(ran * held / inside));
         }
     }
 
@@ -230,6 +226,75 @@ impl Scheduler {
     fn times(&self, now: u64) -> Times {
         Times { whole: self.whole_time.get(), vm: self.vm_time.get(), vcpu: self.running_time(now) }
     }
+}
+
+/// The run queue of a pCPU, locked. What changes there is told by [`publish`] and its like before it is released.
+fn queue_of(cpu: &PerCpu) -> MutexGuard<'static, RunQueue<VcpuRef>> {
+    leader(cpu).scheduler.queue.lock()
+}
+
+/// Keeps the copies of a queue's figures true.
+fn publish(cpu: &PerCpu, queue: &RunQueue<VcpuRef>) {
+    let (first, takers) = queue.outlook();
+    for cpu in mates(cpu.id).iter().map(by_id) {
+        cpu.scheduler.first.store(first.map_or(u64::MAX, |first| first.times().whole), Ordering::Relaxed);
+        cpu.scheduler.takers.store(takers.0, Ordering::SeqCst);
+    }
+    publish_length(cpu, queue);
+}
+
+/// The same after a vCPU was added, whose VM, or group, has used so much and may use these pCPUs.
+fn publish_more(cpu: &PerCpu, queue: &RunQueue<VcpuRef>, whole: VirtualTime, cpus: CpuSet) {
+    for cpu in mates(cpu.id).iter().map(by_id) {
+        let state = &cpu.scheduler;
+        state.first.store(state.first.load(Ordering::Relaxed).min(whole), Ordering::Relaxed);
+        state.takers.store(state.takers.load(Ordering::Relaxed) | cpus.0, Ordering::SeqCst);
+    }
+    publish_length(cpu, queue);
+}
+
+/// The same after one was taken. What the copies say of the others may be too much: who comes for it finds out.
+fn publish_less(cpu: &PerCpu, queue: &RunQueue<VcpuRef>) {
+    if queue.is_empty() {
+        for cpu in mates(cpu.id).iter().map(by_id) {
+            cpu.scheduler.first.store(u64::MAX, Ordering::Relaxed);
+            cpu.scheduler.takers.store(0, Ordering::SeqCst);
+        }
+    }
+    publish_length(cpu, queue);
+}
+
+fn publish_length(cpu: &PerCpu, queue: &RunQueue<VcpuRef>) {
+    for cpu in mates(cpu.id).iter().map(by_id) {
+        cpu.scheduler.floor.store(queue.floor(), Ordering::Relaxed);
+        cpu.scheduler.waiting.store(queue.len() as u64, Ordering::SeqCst);
+    }
+}
+
+/// Tells the mates whose vCPUs run here.
+fn publish_occupant(cpu: &PerCpu, queue: &RunQueue<VcpuRef>) {
+    if !by_core() {
+        return;
+    }
+    let mates = mates(cpu.id);
+    let occupant = match queue.occupant() {
+        _ if queue.is_promised() => PROMISED,
+        Some(vm) => vm.word(),
+        None => 0,
+    };
+    let (inside, all) = (u64::from(queue.inside().len()), u64::from(mates.len()));
+    let held = if inside == 0 { 0 } else { all - inside };
+    for cpu in mates.iter().map(by_id) {
+        cpu.scheduler.occupant.store(occupant, Ordering::SeqCst);
+        cpu.scheduler.inside.store(held << 32 | inside, Ordering::Relaxed);
+        cpu.scheduler.changes.store(queue.changes(), Ordering::Relaxed);
+    }
+}
+
+/// How often another VM than before ran on the core of this pCPU, with `smt=core`.
+#[allow(dead_code, reason = "not every architecture has steps between VMs")]
+pub(crate) fn changes_of_core(cpu: &PerCpu) -> u64 {
+    cpu.scheduler.changes.load(Ordering::Relaxed)
 }
 
 impl Member for VcpuRef {
@@ -449,19 +514,40 @@ pub(crate) fn is_due(cpu: &PerCpu, share: &Share) -> bool {
         }
         state.handed_over_until.set(here, 0);
         // An idle pCPU takes the one that waits. Otherwise it goes on here: it is about to wait anyway.
-        return !kick_idle(cpu, CpuSet(state.takers.load(Ordering::Relaxed)));
+        return !kick_any_idle(cpu, CpuSet(state.takers.load(Ordering::Relaxed)));
     }
-    let queue = state.queue.lock();
-    let (running, first) = (queue.running(Times::of(share, state.running_time(now))), queue.first());
-    drop(queue);
-    let (Some(running), Some(first)) = (running, first) else { return true };
+    is_behind(cpu, share, now, is_over)
+}
+
+/// Whether a vCPU waits here with a better claim than the one that runs, whose slice may be over.
+fn is_behind(cpu: &PerCpu, share: &Share, now: u64, is_over: bool) -> bool {
+    let (here, state) = (Proof::by_place(), &cpu.scheduler);
+    let mut queue = queue_of(cpu);
+    let running = queue.running(Times::of(share, state.running_time(now)));
+    let (Some(running), Some(first)) = (running, queue.first()) else { return true };
+    let is_due = queue.is_promised() || is_outrun(cpu, &running, &first, now, is_over);
     if is_over {
         state.slice_began.set(here, now);
-        return !running.is_before(&first, 0);
     }
-    let is_better = first.is_before(&running, PREEMPTION_MARGIN);
+    if is_due && by_core() && queue.promise() {
+        // The whole core is to change.
+        publish_occupant(cpu, &queue);
+        let others = queue.inside().without(cpu.id);
+        drop(queue);
+        others.iter().for_each(Machine::kick);
+    }
+    is_due
+}
+
+/// Whether the running vCPU gives way to the first of those that wait.
+fn is_outrun(cpu: &PerCpu, running: &Claim, first: &Claim, now: u64, is_over: bool) -> bool {
+    if is_over {
+        return !running.is_before(first, 0);
+    }
+    let state = &cpu.scheduler;
+    let is_better = first.is_before(running, PREEMPTION_MARGIN);
     let until = state.started_at.get() + Machine::nanos_to_ticks(UNDISTURBED_NANOS);
-    state.undisturbed_until.set(here, if is_better { until } else { 0 });
+    state.undisturbed_until.set(Proof::by_place(), if is_better { until } else { 0 });
     is_better && now >= until
 }
 
@@ -473,9 +559,9 @@ fn settle(cpu: &PerCpu, share: &Share) {
     let highest = floors.map(|other| other.scheduler.floor.load(Ordering::Relaxed)).max().unwrap_or(0);
     share.lift(highest.saturating_sub(MAX_LAG));
     if !others_wait(cpu) {
-        let mut queue = cpu.scheduler.queue.lock();
+        let mut queue = queue_of(cpu);
         queue.advance(Some(share.whole().time()));
-        cpu.scheduler.publish(&queue);
+        publish(cpu, &queue);
     }
     pull(cpu, share.whole().time());
 }
@@ -525,7 +611,10 @@ pub(crate) fn arm(cpu: &PerCpu, share: &Share, deadline: Option<u64>) {
 
 /// No vCPU runs here now; the last one belongs to a VM with this share.
 fn stop_running(cpu: &PerCpu, share: &Share) {
-    let mut queue = cpu.scheduler.queue.lock();
-    queue.stop_running(share.whole().time());
-    cpu.scheduler.floor.store(queue.floor(), Ordering::Relaxed);
+    let mut queue = queue_of(cpu);
+    queue.stop_running(cpu.id, share.whole().time());
+    for cpu in mates(cpu.id).iter().map(by_id) {
+        cpu.scheduler.floor.store(queue.floor(), Ordering::Relaxed);
+    }
+    publish_occupant(cpu, &queue);
 }

@@ -354,7 +354,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     id_registers::add_this_cpu();
     scheduler::threads::choose(boot.option("smt"));
     let all_steps = boot.option("selftest") == Some("all-steps");
-    speculation::choose(boot.option("mitigations"), boot.option("smt") != Some("off"), all_steps, machine);
+    speculation::choose(boot.option("mitigations"), all_steps, machine);
     speculation::add_this_cpu();
     smp::start_others();
     log::info!(

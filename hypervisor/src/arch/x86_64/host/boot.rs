@@ -337,8 +337,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     let selftest = boot.option("selftest");
     scheduler::threads::choose(boot.option("smt"));
-    let uses_threads = boot.option("smt") != Some("off");
-    speculation::choose(boot.option("mitigations"), uses_threads, selftest);
+    speculation::choose(boot.option("mitigations"), selftest);
     if selftest == Some("tsc-skew") {
         tsc::plant_skew();
     }

@@ -1,10 +1,14 @@
+mod cores;
+
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
 use proptest::prelude::{any, prop, prop_assert, proptest};
 
-use crate::{Cap, CpuId, CpuSet, MAX_LAG, Mailbox, Member, Notify, Pending, RunQueue, Share, Times, Turn, WAKE_CREDIT};
+use crate::{
+    Cap, CpuId, CpuSet, MAX_LAG, Mailbox, Member, Notify, Pending, RunQueue, Share, Taker, Times, Turn, WAKE_CREDIT,
+};
 
 #[test]
 fn post_to_a_blocked_vcpu_enqueues_it_once() {
@@ -89,8 +93,14 @@ fn vm(weight: u32) -> Arc<Share> {
     Arc::new(Share::new(weight, None, CpuSet::ALL))
 }
 
+/// The pCPU that a queue belongs to.
+const CPU: CpuId = CpuId(0);
+
+/// The next vCPU runs, and is gone.
 fn pop(queue: &mut RunQueue<Vcpu>) -> Option<usize> {
-    queue.pop().map(|(_, vcpu)| vcpu.0)
+    let (_, vcpu) = queue.pop(CPU)?;
+    queue.stop_running(CPU, 0);
+    Some(vcpu.0)
 }
 
 #[test]
@@ -112,7 +122,7 @@ fn vm_that_has_used_less_goes_first_whatever_its_vcpus_have_run() {
     calm.charge(1_000, 0);
     queue.push(0, Turn::Fair, Vcpu(0, busy.clone()));
     queue.push(900, Turn::Fair, Vcpu(1, calm.clone()));
-    let (first, running) = (queue.first().expect("two wait"), queue.pop().expect("two wait"));
+    let (first, running) = (queue.first().expect("two wait"), queue.pop(CPU).expect("two wait"));
     assert_eq!(running.1.0, 1);
     let other = queue.first().expect("one waits");
     assert!(first.is_before(&other, 999) && !first.is_before(&other, 1_000) && !other.is_before(&first, 0));
@@ -131,8 +141,8 @@ fn queue_with_room_for_all_never_takes_memory() {
     for round in 0..100 {
         (0..64).for_each(|vcpu| queue.push((vcpu * 7919 + round) % 61, Turn::Fair, Vcpu(0, vm.clone())));
         for _ in 0..32 {
-            queue.pop();
-            queue.take_last(CpuId(0));
+            pop(&mut queue);
+            queue.take_last(Taker::any(CPU));
         }
         assert_eq!((queue.len(), queue.room()), (0, room));
     }
@@ -166,10 +176,12 @@ fn vcpu_that_wakes_goes_first_unless_its_vm_has_used_most() {
     queue.push(0, Turn::Fair, Vcpu(1, most.clone()));
     queue.push_woken(0, Turn::Fair, Vcpu(2, middle.clone()));
     queue.push_woken(0, Turn::Fair, Vcpu(3, most.clone()));
-    assert_eq!(pop(&mut queue), Some(2), "before one whose VM has used less, but not for long");
+    let (_, first) = queue.pop(CPU).expect("four wait");
+    assert_eq!(first.0, 2, "before one whose VM has used less, but not for long");
     let woken = queue.push_woken(0, Turn::Fair, Vcpu(4, least));
     let running = queue.running(Times::of(&middle, 0)).expect("one runs");
     assert!(woken.is_before(&running, MAX_LAG), "nor does a margin count then");
+    queue.stop_running(CPU, middle.time());
     assert_eq!([pop(&mut queue), pop(&mut queue)], [Some(4), Some(0)]);
 }
 
@@ -182,7 +194,7 @@ fn vcpu_from_elsewhere_is_placed_between_those_of_its_vm() {
         queue.push(100_000_000, Turn::Fair, Vcpu(1, vm.clone()));
         queue.push(100_000_500, Turn::Fair, Vcpu(2, vm.clone()));
         queue.push_moved(time, Vcpu(0, vm.clone()));
-        core::iter::from_fn(|| queue.pop()).find(|(_, vcpu)| vcpu.0 == 0).map(|(time, _)| time)
+        core::iter::from_fn(|| queue.take_first(Taker::any(CPU))).find(|(_, vcpu)| vcpu.0 == 0).map(|(time, _)| time)
     };
     assert_eq!(place(0), Some(100_000_000 - WAKE_CREDIT), "at most a credit before the first");
     assert_eq!(place(100_000_100), Some(100_000_100));
@@ -191,7 +203,7 @@ fn vcpu_from_elsewhere_is_placed_between_those_of_its_vm() {
     // Nor may one that slept for an hour keep the pCPU from the one that runs, until it has caught up.
     let mut queue = RunQueue::default();
     queue.push(100_000_000, Turn::Fair, Vcpu(1, vm.clone()));
-    queue.pop();
+    queue.pop(CPU);
     assert_eq!(queue.push_woken(0, Turn::Fair, Vcpu(0, vm.clone())).times().vcpu, 100_000_000 - WAKE_CREDIT);
 }
 
@@ -218,10 +230,10 @@ fn pcpus_take_only_what_may_run_there() {
     queue.push(2, Turn::Fair, Vcpu(1, pinned(0b0110)));
     queue.push(3, Turn::Fair, Vcpu(2, pinned(0b0100)));
     assert_eq!(queue.outlook().1, CpuSet(0b0111));
-    assert!(queue.take_last(CpuId(3)).is_none() && queue.first_for(CpuId(3)).is_none());
-    assert_eq!(queue.first_for(CpuId(2)).map(|claim| claim.times().vcpu), Some(2));
-    assert_eq!(queue.take_last(CpuId(2)).map(|(_, vcpu)| vcpu.0), Some(2));
-    assert_eq!(queue.take_first(CpuId(2)).map(|(_, vcpu)| vcpu.0), Some(1));
+    assert!(queue.take_last(Taker::any(CpuId(3))).is_none() && queue.first_for(Taker::any(CpuId(3))).is_none());
+    assert_eq!(queue.first_for(Taker::any(CpuId(2))).map(|claim| claim.times().vcpu), Some(2));
+    assert_eq!(queue.take_last(Taker::any(CpuId(2))).map(|(_, vcpu)| vcpu.0), Some(2));
+    assert_eq!(queue.take_first(Taker::any(CpuId(2))).map(|(_, vcpu)| vcpu.0), Some(1));
     assert_eq!((queue.len(), queue.outlook().1), (1, CpuSet(0b0001)));
 }
 
@@ -319,11 +331,11 @@ fn compete(vms: &[(u32, usize)], slices: usize) -> Vec<u64> {
     }
     let mut served = vec![0; vms.len()];
     for slice in 0..slices {
-        let (time, vcpu) = queue.pop().expect("all always wait");
+        let (time, vcpu) = queue.pop(CPU).expect("all always wait");
         let ran = 9_000_000 + slice as u64 * 7919 % 2_000_000;
         vcpu.1.charge(ran, 0);
         served[owner[vcpu.0]] += ran;
-        queue.stop_running(vcpu.1.time());
+        queue.stop_running(CPU, vcpu.1.time());
         queue.push(time + ran, Turn::Fair, vcpu);
     }
     served
@@ -360,13 +372,13 @@ fn ping_pong_pair_cannot_starve_a_spinner() {
         wake(&mut queue, 0, 0);
         wake(&mut queue, 0, 2);
         for _ in 0..10_000 {
-            let (at, vcpu) = queue.pop().expect("somebody always waits");
+            let (at, vcpu) = queue.pop(CPU).expect("somebody always waits");
             let number = vcpu.0;
             let ran = if number == 2 { 1_000_000 } else { 100_000 };
             time[number] = at + ran;
             served[number] += ran;
             vcpu.1.charge(ran, 0);
-            queue.stop_running(vcpu.1.time());
+            queue.stop_running(CPU, vcpu.1.time());
             match number {
                 2 => queue.push(time[2], Turn::Fair, vcpu),
                 // Wakes the other vCPU of the pair and sleeps.
@@ -398,7 +410,7 @@ proptest! {
 
         let mut clock = 0u64;
         for (sleeps, ran) in choices {
-            let Some((at, vcpu)) = queue.pop() else { break };
+            let Some((at, vcpu)) = queue.pop(CPU) else { break };
             let number = vcpu.0;
             if let Some(since) = waiting_since[number].take() {
                 // Its VM waits for the others, and it for the others of its VM.
@@ -408,7 +420,7 @@ proptest! {
             clock += ran;
             time[number] = at + ran;
             vcpu.1.charge(ran, clock);
-            queue.stop_running(vcpu.1.time());
+            queue.stop_running(CPU, vcpu.1.time());
 
             // vCPUs that slept in this slice wake; the one that ran sleeps or waits again.
             for sleeper in core::mem::take(&mut asleep) {
