@@ -48,6 +48,8 @@ define! {
     TimerLost,
     /// Of an interrupt to many, those beyond the second step never get it.
     RestNotSent,
+    /// Of an interrupt that a device sends to many, those beyond the first step are not told.
+    NobodyTells,
     /// A vCPU that is told of a pause or of the end does not tell those behind it.
     RestNotTold,
     /// A timer expires and its vCPU is not notified.

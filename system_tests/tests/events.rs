@@ -71,3 +71,13 @@ fn interrupt_is_delivered_once_although_timers_of_the_emulator_expire_in_its_han
     let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
     assert!(output.contains("done experiments=1 failures=0"), "{output}");
 }
+
+/// Who hears of it tells others, beside a VM that wants the pCPUs, too.
+#[test]
+fn interrupt_of_a_device_to_all_vcpus_reaches_each_of_them_once() {
+    let toml = measuring_vm("many", 64, "experiments=pin-to-all iterations=30")
+        + &measuring_vm("busy", 2, "experiments=compute seconds=5");
+    let json = dunlin_run_vms(120, &toml, &["--json", "--accel=tcg", "--pcpus=2"]).expect_status(0).json();
+    let output = vm(&json, "many")["output"].as_str().unwrap_or_default();
+    assert!(output.contains("done experiments=1 failures=0"), "{output}");
+}

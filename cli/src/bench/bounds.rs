@@ -91,7 +91,7 @@ fn vm(name: &str, vcpus: u32, memory: &str, experiments: &str) -> String {
 
 fn by_guest(arch: Arch, directory: &Path) -> Result<(Stretches, Value), Failure> {
     let experiments = match arch {
-        Arch::X86_64 => "cpuid,port-out,self-ipi-icr,hv-ipi,hv-flush,hv-abi,init-self-other",
+        Arch::X86_64 => "cpuid,port-out,self-ipi-icr,hv-ipi,hv-flush,hv-abi,pin-to-all,init-self-other",
         Arch::Aarch64 => "hvc,self-sgi,mixed,flush-storm,call-fuzz,mmio-fuzz,icc-fuzz,off-and-on",
     };
     let toml = format!("[host]\narch = \"{}\"\npcpus = 1\n", arch.name())

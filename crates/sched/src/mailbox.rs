@@ -44,7 +44,8 @@ bitflags! {
         const PAUSE = 1 << 7;
         /// A parent's vCPU: its children have left messages or events for it.
         const MESSAGE = 1 << 8;
-        /// The vCPU's own: it has sent an interrupt to some of many, and to the others it has not.
+        /// The vCPU has to send to others: an interrupt of its own of which only some of many have heard, or one of a
+        /// device.
         const SEND = 1 << 9;
         /// Besides [`PAUSE`](Self::PAUSE): all vCPUs are to check, and this one tells others.
         const TELL = 1 << 10;

@@ -32,6 +32,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::QueueForEachThread => cores::STRANGERS,
         Mutant::CoreNotPassedOn => cores::PINNED,
         Mutant::RestNotSent => schedule::TO_ALL,
+        Mutant::NobodyTells => schedule::DEVICE_TO_ALL,
         Mutant::RestNotTold => life::STOP,
         Mutant::HandoverForEver => schedule::HAND_OVER,
         Mutant::DormantNotUncounted => schedule::ALL_STOP,

@@ -87,6 +87,31 @@ pub(super) const TO_ALL: Scenario = Scenario {
     },
 };
 
+/// A device interrupts all at once, which others carry on, while the VM is paused and goes on.
+pub(super) const DEVICE_TO_ALL: Scenario = Scenario {
+    name: "an interrupt of a device to all reaches all",
+    cpus: 2,
+    count: 8_000,
+    steps: STEPS,
+    script: |simulation: &Simulation| {
+        let done = |number: u64| B + 8 * number;
+        let starts = (1..=4).map(Op::Start);
+        let sends = [Op::Write(A, 2), Op::InterruptByDevice];
+        let all = |value| (1..=4).map(move |other| Op::Sleep(done(other), value));
+        let first = starts.chain(all(1)).chain(sends).chain(all(2)).chain([Op::ShutDown]);
+        let other = |number| {
+            let tell = |value| [Op::Write(done(number), value), Op::Interrupt(0)];
+            [&tell(1)[..], &[Op::Sleep(A, 2)], &tell(2), &[Op::Stop]].concat()
+        };
+        let programs = [first.collect()].into_iter().chain((1..=4).map(other)).collect();
+        let vm = start(simulation, &config("device-to-all", 5), programs);
+        vm.pause(true);
+        crate::sync::relax();
+        vm.pause(false);
+        until_gone(simulation, vm);
+    },
+};
+
 /// A vCPU wakes another and keeps running. The woken one runs on the other pCPU, which is idle or about to be.
 pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     name: "a woken vCPU runs beside one that spins",
@@ -191,6 +216,11 @@ fn no_vcpu_waits_for_ever_when_there_are_more_of_them_than_pcpus() {
 #[test]
 fn interrupt_to_all_vcpus_reaches_all_while_the_vm_is_paused_and_goes_on() {
     explore(TO_ALL);
+}
+
+#[test]
+fn interrupt_of_a_device_to_all_vcpus_reaches_all_while_the_vm_is_paused_and_goes_on() {
+    explore(DEVICE_TO_ALL);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod run;
+pub(crate) mod unannounced;
 pub(crate) mod unsent;
 
 use alloc::vec::Vec;

@@ -14,13 +14,14 @@ mod misbehave;
 mod msr_values;
 mod patched;
 mod pci;
+mod pins;
 mod round_trip;
 mod spec_ctrl;
 
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 61] = [
+pub(super) const EXPERIMENTS: [Experiment; 62] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -77,6 +78,7 @@ pub(super) const EXPERIMENTS: [Experiment; 61] = [
         "a handler of 30 ms with interrupts off: its interrupt must not come again meanwhile",
         misbehave::long_handler,
     ),
+    on_request("pin-to-all", "a device's interrupt to all CPUs at once, by the I/O APIC", pins::to_all),
     on_request("init-self-other", "INIT to CPU 1 while it works, then SIPI: it must come back", misbehave::init_other),
     on_request("hypercall-flush", "what a flush hypercall costs, of this CPU and of halted others", flush_cost::run),
     on_request("hv-discovery", "Hyper-V interface, cases A: CPUID leaves and MSRs", hyperv::discovery::run),

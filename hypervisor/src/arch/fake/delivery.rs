@@ -10,7 +10,7 @@ use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Message, Target};
 use crate::sync::{AtomicBool, Ordering};
 use crate::vcpu::run::Running;
-use crate::vcpu::unsent;
+use crate::vcpu::{unannounced, unsent};
 use crate::vm::Vm;
 use crate::vm::child::{intercept, wait_between_instructions};
 use crate::vm::fault::Resolved;
@@ -86,9 +86,17 @@ pub(crate) fn send_to_child(vm: &Vm, message: &Message, pause: impl Fn()) {
 /// There is nothing to prepare.
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 
-/// Devices tell all at once.
-pub(crate) fn tell_more(_: &Vm) -> bool {
-    false
+/// A device sends an interrupt to vCPUs by index.
+pub(super) fn send_of_device(vm: &Vm, ids: impl IntoIterator<Item = u32>) {
+    unannounced::send(vm, &vm.platform().unannounced, ids, |id| {
+        vm.vcpus().get(id as usize)?.posted().interrupt();
+        Some(Pending::INTERRUPT)
+    });
+}
+
+/// One more step of that.
+pub(crate) fn tell_more(vm: &Vm) -> bool {
+    unannounced::announce_more(vm, &vm.platform().unannounced)
 }
 
 /// The owner takes over the events that `work` announces.

@@ -24,13 +24,21 @@ pub(super) enum Exit {
     /// The guest halts.
     Halted,
     /// Stage 2 does not allow an access.
-    Fault { gpa: u64, is_write: bool, is_mapped: bool },
+    Fault {
+        gpa: u64,
+        is_write: bool,
+        is_mapped: bool,
+    },
     /// These vCPUs shall flush a page, or everything.
-    Flush { vcpus: u64, page: Option<u64> },
+    Flush {
+        vcpus: u64,
+        page: Option<u64>,
+    },
     /// This vCPU shall be interrupted.
     Interrupt(u32),
     /// All others shall be interrupted.
     InterruptOthers,
+    InterruptByDevice,
     /// This vCPU shall be interrupted, and run here next.
     HandOver(u32),
     /// This vCPU shall start.
@@ -40,13 +48,21 @@ pub(super) enum Exit {
     /// The guest spins.
     Yield,
     /// The hypervisor writes to a word for the guest.
-    WriteByHost { gpa: u64, value: u64 },
+    WriteByHost {
+        gpa: u64,
+        value: u64,
+    },
     /// The hypervisor writes to a word before the guest's next instruction.
-    Owe { gpa: u64, value: u64 },
+    Owe {
+        gpa: u64,
+        value: u64,
+    },
     /// The guest writes to its console.
     Print(u8),
     /// The guest creates a vCPU of its child.
-    CreateVp { answer: u64 },
+    CreateVp {
+        answer: u64,
+    },
     /// The guest turns itself off.
     ShutDown,
 }
@@ -74,6 +90,7 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
         }
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
         Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
+        Exit::InterruptByDevice => delivery::send_of_device(run.vm, 0..run.vm.config.vcpus),
         Exit::InterruptOthers => {
             let others = (0..run.vm.config.vcpus).filter(|&id| id != run.index);
             unsent::send(run.vm, run.vcpu, 0, others);

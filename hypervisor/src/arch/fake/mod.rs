@@ -330,6 +330,7 @@ pub(crate) mod platform {
     use crate::frames::Frames;
     use crate::sync::{AtomicU64, relax};
     use crate::vcpu::run::Running;
+    use crate::vcpu::unannounced::Unannounced;
     use crate::vm::Vm;
     use crate::vm::fault::Resolved;
     use crate::vm::memory::Memory;
@@ -355,6 +356,8 @@ pub(crate) mod platform {
         tool_port: Option<ToolPort>,
         /// Added to its reference time.
         pub(in crate::arch) time_offset: AtomicU64,
+        /// What its devices have sent to many vCPUs.
+        pub(super) unannounced: Unannounced,
     }
 
     impl Platform {
@@ -363,7 +366,8 @@ pub(crate) mod platform {
             let children = || Children::new(HOST, config.vcpus, ram).expect("there is memory");
             let children = (config.role == Role::Parent).then(children);
             let tool_port = (config.role == Role::Parent).then(ToolPort::new);
-            Self { children, tool_port, time_offset: AtomicU64::new(0) }
+            let unannounced = Unannounced::default();
+            Self { children, tool_port, time_offset: AtomicU64::new(0), unannounced }
         }
     }
 

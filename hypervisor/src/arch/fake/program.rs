@@ -27,6 +27,8 @@ pub(crate) enum Op {
     Interrupt(u32),
     /// Sends an interrupt to all other vCPUs.
     InterruptOthers,
+    /// A device interrupts all.
+    InterruptByDevice,
     /// Sends an interrupt to a vCPU, which runs next on this pCPU.
     HandOver(u32),
     /// Starts a vCPU that waits for that.

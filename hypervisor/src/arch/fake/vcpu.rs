@@ -314,6 +314,7 @@ impl ArchVcpu {
                 }
                 return Err(self.leave_for(Exit::Flush { vcpus, page }));
             }
+            Op::InterruptByDevice => return Err(self.leave_for(Exit::InterruptByDevice)),
             Op::InterruptOthers => return Err(self.leave_for(Exit::InterruptOthers)),
             Op::Interrupt(target) => return Err(self.leave_for(Exit::Interrupt(target))),
             Op::HandOver(target) => return Err(self.leave_for(Exit::HandOver(target))),

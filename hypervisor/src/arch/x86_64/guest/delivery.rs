@@ -13,7 +13,7 @@ use super::{assist, synic};
 use crate::arch::x86_64::backend;
 use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 use crate::vcpu::run::Running;
-use crate::vcpu::unsent;
+use crate::vcpu::{unannounced, unsent};
 use crate::vm::Vm;
 
 /// Interrupts that others leave for a vCPU's local APIC.
@@ -110,11 +110,13 @@ pub(in crate::arch) fn send_to_child(vm: &Vm, message: &Message, pause: impl Fn(
     }
 }
 
-/// A vCPU sends in steps. A device does not: what it reaches is at most 255 vCPUs.
+/// A vCPU sends in steps, and so does a device, whose interrupts the first of many announces to the others.
 fn send_to_many(vm: &Vm, sender: Option<u32>, ids: impl IntoIterator<Item = u32>, message: &Message) {
     match sender.and_then(|sender| vm.vcpus().get(sender as usize)) {
-        Some(sender) if message.kind != Kind::LowestPriority => unsent::send(vm, sender, packed(message), ids),
-        _ => post_to(vm, ids, message),
+        // One gets it.
+        _ if message.kind == Kind::LowestPriority => post_to(vm, ids, message),
+        Some(sender) => unsent::send(vm, sender, packed(message), ids),
+        None => unannounced::send(vm, &vm.platform().unannounced, ids, |id| leave(vm, id, message)),
     }
 }
 
@@ -176,41 +178,46 @@ pub(crate) fn send_fixed(vm: &Vm, vector: u8, ids: impl IntoIterator<Item = u32>
     post_to(vm, ids, &fixed(vector));
 }
 
+/// Leaves what `message` says to one vCPU. Returns how it is announced, if the vCPU exists.
+fn leave(vm: &Vm, id: u32, message: &Message) -> Option<Pending> {
+    let posted = vm.vcpus().get(id as usize)?.posted();
+    let work = match message.kind {
+        Kind::Fixed | Kind::LowestPriority => {
+            let (word, bit) = (usize::from(message.vector >> 6), 1 << (message.vector & 63));
+            if message.level {
+                posted.levels[word].fetch_or(bit, Ordering::Relaxed);
+            }
+            posted.vectors[word].fetch_or(bit, Ordering::Relaxed);
+            Pending::INTERRUPT
+        }
+        Kind::Nmi => {
+            // A processor handles one NMI and latches one more. A vCPU that does not run must not merge the two.
+            if posted.rare.fetch_or(rare::NMI, Ordering::Relaxed) & rare::NMIS != 0 {
+                posted.rare.fetch_or(rare::NMIS, Ordering::Relaxed);
+            }
+            Pending::NMI
+        }
+        Kind::External | Kind::NoExternal | Kind::Pin(_) => {
+            posted.leave_rare(message);
+            Pending::NMI
+        }
+        Kind::Init => {
+            // A start-up message from before the reset has lost its meaning.
+            posted.startup.store(0, Ordering::Relaxed);
+            Pending::INIT
+        }
+        Kind::Startup => {
+            posted.startup.store(STARTUP_VALID | u32::from(message.vector), Ordering::Relaxed);
+            Pending::STARTUP
+        }
+    };
+    Some(work)
+}
+
 fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     for id in ids {
-        let Some(vcpu) = vm.vcpus().get(id as usize) else { continue };
-        let posted = vcpu.posted();
-        let work = match message.kind {
-            Kind::Fixed | Kind::LowestPriority => {
-                let (word, bit) = (usize::from(message.vector >> 6), 1 << (message.vector & 63));
-                if message.level {
-                    posted.levels[word].fetch_or(bit, Ordering::Relaxed);
-                }
-                posted.vectors[word].fetch_or(bit, Ordering::Relaxed);
-                Pending::INTERRUPT
-            }
-            Kind::Nmi => {
-                // A processor handles one NMI and latches one more. A vCPU that does not run must not merge the two.
-                if posted.rare.fetch_or(rare::NMI, Ordering::Relaxed) & rare::NMIS != 0 {
-                    posted.rare.fetch_or(rare::NMIS, Ordering::Relaxed);
-                }
-                Pending::NMI
-            }
-            Kind::External | Kind::NoExternal | Kind::Pin(_) => {
-                posted.leave_rare(message);
-                Pending::NMI
-            }
-            Kind::Init => {
-                // A start-up message from before the reset has lost its meaning.
-                posted.startup.store(0, Ordering::Relaxed);
-                Pending::INIT
-            }
-            Kind::Startup => {
-                posted.startup.store(STARTUP_VALID | u32::from(message.vector), Ordering::Relaxed);
-                Pending::STARTUP
-            }
-        };
-        // Publishes the stores above; `Mailbox::take` on the other side sees them.
+        let Some(work) = leave(vm, id, message) else { continue };
+        // Publishes what was left; `Mailbox::take` on the other side sees it.
         vm.post(id, work);
 
         if message.kind == Kind::LowestPriority {
@@ -237,9 +244,9 @@ pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     synic::deliver(run);
 }
 
-/// Devices tell all at once.
-pub(crate) fn tell_more(_: &Vm) -> bool {
-    false
+/// One more step of what devices have to tell.
+pub(crate) fn tell_more(vm: &Vm) -> bool {
+    unannounced::announce_more(vm, &vm.platform().unannounced)
 }
 
 /// The owner takes what `work` announced.

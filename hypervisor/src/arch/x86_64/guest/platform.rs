@@ -35,6 +35,7 @@ use crate::device::uart;
 pub(crate) use crate::device::uart::Uart;
 use crate::io::iommu::Devices;
 use crate::vcpu::run::{Next, Running};
+use crate::vcpu::unannounced::Unannounced;
 use crate::vm::Vm;
 use crate::vm::memory::Memory;
 use crate::vm::tool_port::ToolPort;
@@ -45,6 +46,8 @@ pub(crate) struct Platform {
     /// The Hyper-V interface, if it is offered.
     pub(in crate::arch::x86_64) hyperv: Option<HyperV>,
     pub(super) io_apic: Mutex<IoApic>,
+    /// What its devices have sent to many vCPUs.
+    pub(super) unannounced: Unannounced,
     pub(super) pci: Mutex<Pci>,
     pit: Mutex<Pit>,
     rtc: Mutex<Rtc>,
@@ -70,6 +73,7 @@ impl Platform {
             hyperv: HyperV::new(config, &cpuid, child, &memory.backing.regions),
             cpuid,
             io_apic: Mutex::new(IoApic::new(0)),
+            unannounced: Unannounced::default(),
             pci: Mutex::new(Pci::with_functions(given_in(memory).into_iter().flat_map(Given::spaces))),
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
