@@ -271,7 +271,13 @@ const TARGETS: [Target; 30] = [
         "firmware_tables",
         "other tables of firmware, boot modules, memory map",
         [HYPERVISOR, "hypervisor", "tests::firmware::whatever_firmware_hands_over_is_used_as_it_is_or_refused"],
-        &["hypervisor/src/boot/"],
+        &[
+            "hypervisor/src/boot/handover.rs",
+            "hypervisor/src/boot/madt.rs",
+            "hypervisor/src/boot/mcfg.rs",
+            "hypervisor/src/boot/soft_off.rs",
+            "hypervisor/src/boot/spcr.rs",
+        ],
     ),
 ];
 

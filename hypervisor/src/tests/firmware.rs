@@ -11,7 +11,7 @@ use crate::boot::{madt, soft_off, spcr};
 
 fn handed_over(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    match input.byte() % 6 {
+    match input.byte() % 7 {
         0 => console(&mut input),
         1 => controllers(input.rest()),
         2 => windows(&mut input),
@@ -20,6 +20,7 @@ fn handed_over(bytes: &[u8]) {
             assert!(found.is_none_or(|types| types.a <= 7 && types.b <= 7), "{found:?}");
         }
         4 => modules(&mut input),
+        5 => io_apics(&mut input),
         _ => memory(&mut input),
     }
 }
@@ -52,6 +53,35 @@ fn controllers(table: &[u8]) {
         rest = &rest[usize::from(length)..];
     }
     assert!(rest.is_empty());
+}
+
+/// Those that are used are apart from RAM, and have interrupts of their own.
+fn io_apics(input: &mut Input<'_>) {
+    let ram = [HpaRange::new(Hpa(0), 1 << 30).expect("a range")];
+    let versions: Vec<u32> = (0..4).map(|_| input.u32()).collect();
+    let mut named: Vec<(u32, Hpa)> = Vec::new();
+    while !input.is_empty() && named.len() < 64 {
+        let first = if input.byte() & 1 == 0 { input.byte().into() } else { input.u32() };
+        let near = 0xfec0_0000 + (u64::from(input.byte() % 32) << 12);
+        named.push((first, Hpa(if input.byte() & 1 == 0 { near } else { input.u64() })));
+    }
+    // Half of them answer as one that has as many pins as fits.
+    let version = |at: Hpa| match at.0 >> 12 & 7 {
+        number @ 0..4 => versions[usize::try_from(number).expect("it is small")],
+        number => 0x20 | u32::try_from(number).expect("it is small") << 20,
+    };
+    let mut left_out = 0;
+    let found = madt::io_apics(&named, &ram, version, |_, _| left_out += 1);
+    assert_eq!(found.len() + left_out, named.len());
+    assert!(found.iter().map(|one| one.pins).sum::<usize>() <= 512);
+    for (number, one) in found.iter().enumerate() {
+        assert!((1..=120).contains(&one.pins) && named.contains(&(one.first, one.registers)), "{one:?}");
+        assert!(one.registers.0.is_multiple_of(4096) && one.registers.0 >= 1 << 30, "{one:?}");
+        for other in &found[..number] {
+            assert!(other.registers != one.registers, "{one:?}, {other:?}");
+            assert!(u64::from(other.first) + other.pins as u64 <= one.first.into(), "{one:?}, {other:?}");
+        }
+    }
 }
 
 /// A window that is used is apart from RAM and from the others.
