@@ -7,7 +7,7 @@
 //! that comes or goes, is followed by kicks of those whom it opens the core for.
 
 use crossbeam_utils::CachePadded;
-use sched::{Claim, CpuId, CpuSet, IdleSet, Member, Share, Taker, Turn, VirtualTime, VmKey};
+use sched::{Claim, CpuId, CpuSet, IdleSet, Member, RunQueue, Share, Taker, Turn, VirtualTime, VmKey};
 use vcpu_layout::Proof;
 
 use super::caps::{has_used_up_cap, park};
@@ -19,7 +19,7 @@ use super::{
 use crate::arch::{Arch, Machine};
 use crate::cpu::{PerCpu, by_id, this};
 use crate::mutants::{self, Mutant};
-use crate::sync::{Ordering, per_host};
+use crate::sync::{MutexGuard, Ordering, per_host};
 use crate::trace::longest;
 use crate::vm::VcpuRef;
 
@@ -187,25 +187,13 @@ pub(super) fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
 
 /// The vCPU to run next: the first of this pCPU's queue that it may run, else one from the longest queue.
 pub(super) fn pick(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
-    let mut has_stolen = false;
     loop {
-        let mut queue = queue_of(cpu);
-        let was_free = queue.inside().is_empty();
-        let next = queue.pop(cpu.id);
-        publish_less(cpu, &queue);
-        publish_occupant(cpu, &queue);
-        let changes_core = was_free && next.is_some() && by_core();
-        drop(queue);
-        let takers = CpuSet(cpu.scheduler.takers.load(Ordering::Relaxed));
-        let (time, vcpu) = match next {
-            Some(next) => next,
-            // With `smt=core` the stolen one may find that another VM was faster.
-            None if !has_stolen && steal(cpu) => {
-                has_stolen = by_core();
-                continue;
-            }
-            None => return None,
+        let Picked { next, changes_core } = match pop(cpu, queue_of(cpu)) {
+            Picked { next: None, .. } => steal(cpu),
+            picked => picked,
         };
+        let takers = CpuSet(cpu.scheduler.takers.load(Ordering::Relaxed));
+        let (time, vcpu) = next?;
         if changes_core {
             kick_mates(cpu);
         }
@@ -216,9 +204,24 @@ pub(super) fn pick(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
         if !has_used_up_cap(&vcpu) {
             return Some((time, vcpu));
         }
-        has_stolen = false;
         park(cpu, time, vcpu);
     }
+}
+
+/// What a pCPU has found to run.
+struct Picked {
+    next: Option<(VirtualTime, VcpuRef)>,
+    /// With `smt=core`: the core ran nothing, and now it runs a VM.
+    changes_core: bool,
+}
+
+/// Takes the first vCPU that this pCPU may run from its queue.
+fn pop(cpu: &PerCpu, mut queue: MutexGuard<'_, RunQueue<VcpuRef>>) -> Picked {
+    let was_free = queue.inside().is_empty();
+    let next = queue.pop(cpu.id);
+    publish_less(cpu, &queue);
+    publish_occupant(cpu, &queue);
+    Picked { changes_core: was_free && next.is_some() && by_core(), next }
 }
 
 /// Wakes idle threads of this core which can run something now.
@@ -233,10 +236,14 @@ fn kick_mates(cpu: &PerCpu) {
     }
 }
 
-/// Moves a vCPU from the longest queue to the one of this pCPU, which has none for it. Returns whether there was one.
-fn steal(cpu: &PerCpu) -> bool {
+/// Takes a vCPU from the longest queue, for this pCPU, whose own queue has none for it.
+///
+/// It goes through the pCPU's queue, where others could take it. So it leaves that in the same breath: otherwise two
+/// pCPUs that look for work may take one vCPU from each other for ever, and none runs it.
+fn steal(cpu: &PerCpu) -> Picked {
+    let nothing = Picked { next: None, changes_core: false };
     let waiting = |other: &PerCpu| other.scheduler.waiting.load(Ordering::SeqCst);
-    let Some(taker) = taker(cpu) else { return false };
+    let Some(taker) = taker(cpu) else { return nothing };
     let mut others: CpuSet = others_with_some_for(cpu).fold(CpuSet::NONE, |set, other| set.with(other.id));
     while let Some(busiest) = others.iter().map(by_id).max_by_key(|other| waiting(other)) {
         let mut queue = queue_of(busiest);
@@ -244,8 +251,11 @@ fn steal(cpu: &PerCpu) -> bool {
         publish(busiest, &queue);
         drop(queue);
         if let Some((time, vcpu)) = taken {
-            move_to(cpu, time, vcpu);
-            return true;
+            let mut queue = queue_of(cpu);
+            queue.push_moved(time, vcpu);
+            publish(cpu, &queue);
+            // With `smt=core` another VM may have been faster: then it waits here.
+            return pop(cpu, queue);
         }
         if !by_core() {
             break;
@@ -253,7 +263,7 @@ fn steal(cpu: &PerCpu) -> bool {
         // Only vCPUs of one VM may come, and these are of others.
         others = others.without(busiest.id);
     }
-    false
+    nothing
 }
 
 /// What this pCPU may bring from another queue, and run at once.
@@ -265,13 +275,6 @@ fn taker(cpu: &PerCpu) -> Option<Taker> {
 fn others_with_some_for(cpu: &PerCpu) -> impl Iterator<Item = &'static PerCpu> {
     let (id, own) = (cpu.id, leader(cpu).id);
     leaders().filter(move |other| other.id != own && other.scheduler.has_for(id))
-}
-
-/// Adds a vCPU from another queue to that of this pCPU.
-fn move_to(cpu: &PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let mut queue = queue_of(cpu);
-    queue.push_moved(time, vcpu);
-    publish(cpu, &queue);
 }
 
 /// Whether a vCPU waits that this idle pCPU can run now.
@@ -305,7 +308,9 @@ pub(super) fn pull(cpu: &PerCpu, running: VirtualTime) {
     publish(other, &queue);
     drop(queue);
     if let Some((time, vcpu)) = taken {
-        move_to(cpu, time, vcpu);
+        let mut queue = queue_of(cpu);
+        queue.push_moved(time, vcpu);
+        publish(cpu, &queue);
     }
 }
 
