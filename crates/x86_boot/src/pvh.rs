@@ -40,7 +40,8 @@ mod start_info {
     pub(super) const OUR_MODLIST: usize = 0x40;
     pub(super) const OUR_MEMMAP: usize = 0x80;
     pub(super) const MEMMAP_ENTRY_BYTES: usize = 24;
-    pub(super) const BYTES: usize = 0x100;
+    /// Room for 16 entries; a parent with RAM above 4 GiB has 6.
+    pub(super) const BYTES: usize = 0x200;
 }
 
 /// An ELF whose headers were checked.
