@@ -89,8 +89,8 @@ pub fn place(kernel: &[u8], initrd_bytes: u64, memory_bytes: u64) -> Result<Plac
 
     let device_tree = (offset + bytes).next_multiple_of(GRAIN);
     let initrd = device_tree + GRAIN;
-    let needs = initrd.saturating_add(initrd_bytes);
-    if needs > memory_bytes {
+    if initrd.checked_add(initrd_bytes).is_none_or(|needs| needs > memory_bytes) {
+        let needs = initrd.saturating_add(initrd_bytes);
         return Err(ImageError::MemoryTooSmall { needs, has: memory_bytes });
     }
     Ok(Placement { kernel: offset, device_tree, initrd })

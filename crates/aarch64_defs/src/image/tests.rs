@@ -65,4 +65,6 @@ fn nonsense_in_the_header_is_refused() {
 fn largest_initrd_does_not_overflow() {
     let error = place(&image(0, MIB, 0, 64), u64::MAX, 64 * MIB);
     assert!(matches!(error, Err(ImageError::MemoryTooSmall { needs: u64::MAX, .. })));
+    let error = place(&image(0, MIB, 0, 64), u64::MAX, u64::MAX);
+    assert!(error.is_err(), "it would end behind the last address: {error:?}");
 }
