@@ -314,8 +314,11 @@ pub(in crate::arch::x86_64) fn end_of_interrupt(vm: &Vm, vector: u8) {
         *slot = Some(message);
     }
     drop(io_apic);
-    for message in messages.iter().flatten() {
-        delivery::send(vm, None, message);
+    for (at, message) in messages.iter().enumerate() {
+        // Pins with one vector and one target are one request to a local APIC.
+        if let Some(message) = message.filter(|_| !messages[..at].contains(message)) {
+            delivery::send(vm, None, &message);
+        }
     }
 }
 
