@@ -8,6 +8,7 @@ use interleave::STEPS;
 
 use abi::payload::{CpuShare, VmConfig};
 
+use super::schedule::beside_spinner;
 use super::{Scenario, config, create, explore, prepare, until_gone};
 use crate::arch::fake::machine::Simulation;
 use crate::arch::fake::program::Op;
@@ -65,22 +66,7 @@ pub(super) const SIDE_BY_SIDE: Scenario = Scenario {
     cpus: 4,
     count: 6_000,
     steps: STEPS,
-    script: |simulation: &Simulation| {
-        let first = vec![
-            Op::Start(1),
-            Op::Poll(A, 1),
-            Op::Write(B, 1),
-            Op::Interrupt(1),
-            Op::Poll(A, 2),
-            Op::Write(B, 2),
-            Op::Interrupt(1),
-            Op::Poll(A, 3),
-            Op::ShutDown,
-        ];
-        let second =
-            vec![Op::Write(A, 1), Op::Sleep(B, 1), Op::Write(A, 2), Op::Sleep(B, 2), Op::Write(A, 3), Op::Stop];
-        two_vms(simulation, [None; 2], [first, second]);
-    },
+    script: |simulation: &Simulation| two_vms(simulation, [None; 2], beside_spinner()),
 };
 
 #[test]

@@ -2,6 +2,7 @@
 
 use interleave::STEPS;
 use std::vec;
+use std::vec::Vec;
 
 use super::{Scenario, config, explore, run_guest, start, until_gone};
 use crate::arch::fake::machine::Simulation;
@@ -68,23 +69,7 @@ pub(super) const TO_ALL: Scenario = Scenario {
     cpus: 2,
     count: 8_000,
     steps: STEPS,
-    script: |simulation: &Simulation| {
-        let done = |number: u64| B + 8 * number;
-        let starts = (1..=4).map(Op::Start);
-        let sends = [Op::Write(A, 2), Op::InterruptOthers];
-        let all = |value| (1..=4).map(move |other| Op::Sleep(done(other), value));
-        let first = starts.chain(all(1)).chain(sends).chain(all(2)).chain([Op::ShutDown]);
-        let other = |number| {
-            let tell = |value| [Op::Write(done(number), value), Op::Interrupt(0)];
-            [&tell(1)[..], &[Op::Sleep(A, 2)], &tell(2), &[Op::Stop]].concat()
-        };
-        let programs = [first.collect()].into_iter().chain((1..=4).map(other)).collect();
-        let vm = start(simulation, &config("to-all", 5), programs);
-        vm.pause(true);
-        crate::sync::relax();
-        vm.pause(false);
-        until_gone(simulation, vm);
-    },
+    script: |simulation: &Simulation| interrupt_all(simulation, Op::InterruptOthers),
 };
 
 /// A device interrupts all at once, which others carry on, while the VM is paused and goes on.
@@ -93,24 +78,26 @@ pub(super) const DEVICE_TO_ALL: Scenario = Scenario {
     cpus: 2,
     count: 8_000,
     steps: STEPS,
-    script: |simulation: &Simulation| {
-        let done = |number: u64| B + 8 * number;
-        let starts = (1..=4).map(Op::Start);
-        let sends = [Op::Write(A, 2), Op::InterruptByDevice];
-        let all = |value| (1..=4).map(move |other| Op::Sleep(done(other), value));
-        let first = starts.chain(all(1)).chain(sends).chain(all(2)).chain([Op::ShutDown]);
-        let other = |number| {
-            let tell = |value| [Op::Write(done(number), value), Op::Interrupt(0)];
-            [&tell(1)[..], &[Op::Sleep(A, 2)], &tell(2), &[Op::Stop]].concat()
-        };
-        let programs = [first.collect()].into_iter().chain((1..=4).map(other)).collect();
-        let vm = start(simulation, &config("device-to-all", 5), programs);
-        vm.pause(true);
-        crate::sync::relax();
-        vm.pause(false);
-        until_gone(simulation, vm);
-    },
+    script: |simulation: &Simulation| interrupt_all(simulation, Op::InterruptByDevice),
 };
+
+/// Four vCPUs sleep until the first one interrupts them, by `send`, and tell it that they have heard of it.
+fn interrupt_all(simulation: &Simulation, send: Op) {
+    let done = |number: u64| B + 8 * number;
+    let starts = (1..=4).map(Op::Start);
+    let all = |value| (1..=4).map(move |other| Op::Sleep(done(other), value));
+    let first = starts.chain(all(1)).chain([Op::Write(A, 2), send]).chain(all(2)).chain([Op::ShutDown]);
+    let other = |number| {
+        let tell = |value| [Op::Write(done(number), value), Op::Interrupt(0)];
+        [&tell(1)[..], &[Op::Sleep(A, 2)], &tell(2), &[Op::Stop]].concat()
+    };
+    let programs = [first.collect()].into_iter().chain((1..=4).map(other)).collect();
+    let vm = start(simulation, &config("to-all", 5), programs);
+    vm.pause(true);
+    crate::sync::relax();
+    vm.pause(false);
+    until_gone(simulation, vm);
+}
 
 /// A vCPU wakes another and keeps running. The woken one runs on the other pCPU, which is idle or about to be.
 pub(super) const BESIDE_SPINNER: Scenario = Scenario {
@@ -119,22 +106,18 @@ pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     count: 10_000,
     steps: STEPS,
     script: |simulation: &Simulation| {
-        let first = vec![
-            Op::Start(1),
-            Op::Poll(A, 1),
-            Op::Write(B, 1),
-            Op::Interrupt(1),
-            Op::Poll(A, 2),
-            Op::Write(B, 2),
-            Op::Interrupt(1),
-            Op::Poll(A, 3),
-            Op::ShutDown,
-        ];
-        let second =
-            vec![Op::Write(A, 1), Op::Sleep(B, 1), Op::Write(A, 2), Op::Sleep(B, 2), Op::Write(A, 3), Op::Stop];
-        run_guest(simulation, &config("beside", 2), vec![first, second]);
+        run_guest(simulation, &config("beside", 2), beside_spinner().into());
     },
 };
+
+/// One spins and never gives way. The other, which it wakes, has to run beside it.
+pub(super) fn beside_spinner() -> [Vec<Op>; 2] {
+    let wake = |value| [Op::Poll(A, value), Op::Write(B, value), Op::Interrupt(1)];
+    let first = [&[Op::Start(1)][..], &wake(1), &wake(2), &[Op::Poll(A, 3), Op::ShutDown]].concat();
+    let sleep = |value| [Op::Write(A, value), Op::Sleep(B, value)];
+    let second = [&sleep(1)[..], &sleep(2), &[Op::Write(A, 3), Op::Stop]].concat();
+    [first, second]
+}
 
 /// A vCPU hands the only pCPU over to another, which spins until the first one has run again, and then wakes it.
 pub(super) const HAND_OVER: Scenario = Scenario {
