@@ -54,7 +54,7 @@ fn processors() -> [(&'static str, Processor, Steps); 12] {
         (
             "Cascade Lake",
             capable(0x55, 7, 0x2a | 1 << 6 | 1 << 7 | 1 << 17 | 1 << 25 | 1, 0),
-            enhanced | Steps::ONE_CALL | Steps::CLEAR_HISTORY | Steps::CLEAR_BUFFERS,
+            enhanced | Steps::ONE_CALL | Steps::CLEAR_HISTORY | Steps::CLEAR_BUFFERS | Steps::IBPB_AT_EXIT,
         ),
         // The same, TAA_NO, and BHI_CTRL.
         (
@@ -146,11 +146,40 @@ fn what_stays_open_is_what_no_step_can_hold() {
         let wanted: &[Weakness] = match name {
             // The registers that gathers leave: its microcode says nothing of them here.
             "Skylake-SP" => &[Weakness::GatherDataSampling],
-            "Cascade Lake" | "Ice Lake-SP" => &[Weakness::IndirectTargetSelection],
             "Goldmont" => &[Weakness::RegFileDataSampling],
             _ => &[],
         };
         assert_eq!(found, wanted, "{name}");
+    }
+}
+
+#[test]
+fn indirect_branches_are_guarded_at_exits_where_a_guest_reaches_the_hypervisors_and_elsewhere_between_vms() {
+    const IBRS_ALL: u64 = 1 << 1;
+    const ITS_NO: u64 = 1 << 62;
+    let with = |model, stepping, capabilities| {
+        let leaf_7_edx = OLD_INTEL | ARCH_CAPABILITIES;
+        Plan::of(&Processor { leaf_7_edx, capabilities, ..intel(model, stepping) })
+    };
+    let held_at_exits = |plan: &Plan| match plan.state(Weakness::IndirectTargetSelection) {
+        State::Held(by) => Some(by.starts_with("IBPB at exits") && plan.steps.contains(Steps::IBPB_AT_EXIT)),
+        State::NotAffected => None,
+        State::Vulnerable(why) => panic!("{why}"),
+    };
+    // Intel's list: Cascade Lake, Cooper Lake, Whiskey Lake, Coffee Lake, Comet Lake.
+    for (model, stepping) in [(0x55, 6), (0x55, 11), (0x8e, 12), (0x9e, 13), (0xa5, 2), (0xa6, 0)] {
+        assert_eq!(held_at_exits(&with(model, stepping, IBRS_ALL)), Some(true), "{model:#x} {stepping}");
+        assert_eq!(held_at_exits(&with(model, stepping, IBRS_ALL | ITS_NO)), None, "{model:#x} with ITS_NO");
+    }
+    // Ice Lake, Tiger Lake, Rocket Lake.
+    for model in [0x6a, 0x6c, 0x7e, 0x8c, 0x8d, 0xa7] {
+        let plan = with(model, 1, IBRS_ALL);
+        assert_eq!(held_at_exits(&plan), Some(false), "{model:#x}");
+        assert!(plan.steps.contains(Steps::IBPB_BETWEEN_VMS), "{model:#x}");
+    }
+    // Earlier steppings have no enhanced IBRS, and IBRS at exits holds them.
+    for (model, stepping) in [(0x55, 4), (0x8e, 11), (0x9e, 12)] {
+        assert_eq!(held_at_exits(&with(model, stepping, 0)), None, "{model:#x} {stepping}");
     }
 }
 
