@@ -56,6 +56,14 @@ pub(crate) fn plan(processor: &Processor, plan: &mut Plan) {
         let can = has_ibpb && extended_8_ebx & IBRS != 0;
         plan.hold(Weakness::SpectreV2, steps, can, "IBRS at exits, IBPB between VMs", NO_MICROCODE);
     }
+    // A VMM in the parent runs behind a change of the VM.
+    if (0x15..=ZEN_5).contains(&family) {
+        if plan.steps.contains(Steps::IBPB_AT_EXIT) {
+            forgets(plan, Weakness::Vmscape, true);
+        } else {
+            plan.hold(Weakness::Vmscape, Steps::IBPB_BETWEEN_VMS, has_ibpb, "IBPB between VMs", NO_MICROCODE);
+        }
+    }
     if family == ZEN_3 && extended_21_ecx & TSA_NO != TSA_NO {
         let can = extended_21_eax & VERW_CLEARS != 0;
         plan.hold(Weakness::Tsa, Steps::CLEAR_BUFFERS, can, "VERW at entries", NO_MICROCODE);

@@ -102,6 +102,16 @@ const GATHERS: [u32; 13] = [
 /// Indirect branches of a guest's processes may go astray, by other processes. The hypervisor's do not.
 const INDIRECT_TARGETS_OF_GUESTS: [u32; 6] =
     [model::ICELAKE_L, model::ICELAKE_X, model::ICELAKE_D, model::TIGERLAKE_L, model::TIGERLAKE, model::ROCKETLAKE];
+/// Predictions of a guest do not serve programs outside of it.
+const GUESTS_REACH_NO_PROGRAM: [u32; 7] = [
+    model::ICELAKE_L,
+    model::ICELAKE_X,
+    model::ICELAKE_D,
+    model::LAKEFIELD,
+    model::TIGERLAKE_L,
+    model::TIGERLAKE,
+    model::ROCKETLAKE,
+];
 const REGISTER_FILE: [u32; 6] = [
     model::ALDERLAKE,
     model::ALDERLAKE_L,
@@ -207,6 +217,12 @@ pub(crate) fn plan(processor: &Processor, plan: &mut Plan) {
     if has(has::RFDS_CLEAR) || has_register_file && !has(has::RFDS_NO) {
         let clears = has(has::RFDS_CLEAR);
         plan.hold(Weakness::RegFileDataSampling, Steps::CLEAR_BUFFERS, clears, BY_VERW, NO_MICROCODE);
+    }
+
+    // A VMM in the parent runs behind a change of the VM.
+    if !is_of(&GUESTS_REACH_NO_PROGRAM) && (!is_atom || is_of(&[model::GRACEMONT])) {
+        let by = "IBPB between VMs";
+        plan.hold(Weakness::Vmscape, Steps::IBPB_BETWEEN_VMS, has_controls, by, NO_MICROCODE);
     }
 
     if is_of(&GATHERS) && !has(has::GDS_NO) {

@@ -25,7 +25,8 @@
 //! ```
 //!
 //! Sources: Intel's "Affected processors" and "CPUID enumeration and architectural MSRs"; AMD's "Software techniques
-//! for managing speculation" and the bulletins AMD-SB-7005 (SRSO), AMD-SB-1037 (Retbleed), AMD-SB-7029 (TSA).
+//! for managing speculation" and the bulletins AMD-SB-7005 (SRSO), AMD-SB-1037 (Retbleed), AMD-SB-7029 (TSA), and
+//! AMD-SB-7046 (VMScape).
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -260,11 +261,13 @@ pub enum Weakness {
     Meltdown,
     /// Loads that overtake earlier stores to the same address (CVE-2018-3639). Only plans for Arm have it.
     SpecStoreBypass,
+    /// Branch target injection from a guest into its VMM (CVE-2025-40300), which is a program of the parent.
+    Vmscape,
 }
 
 impl Weakness {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::SpectreV2,
         Self::BranchHistory,
         Self::Retbleed,
@@ -280,6 +283,7 @@ impl Weakness {
         Self::ItlbMultihit,
         Self::Meltdown,
         Self::SpecStoreBypass,
+        Self::Vmscape,
     ];
 
     /// Its name, as in Linux where that has one.
@@ -301,6 +305,7 @@ impl Weakness {
             Self::ItlbMultihit => "itlb_multihit",
             Self::Meltdown => "meltdown",
             Self::SpecStoreBypass => "spec_store_bypass",
+            Self::Vmscape => "vmscape",
         }
     }
 
@@ -309,7 +314,13 @@ impl Weakness {
     pub const fn crosses_threads(self) -> bool {
         matches!(
             self,
-            Self::L1tf | Self::Mds | Self::TsxAsyncAbort | Self::MmioStaleData | Self::SpectreV2 | Self::Retbleed
+            Self::L1tf
+                | Self::Mds
+                | Self::TsxAsyncAbort
+                | Self::MmioStaleData
+                | Self::SpectreV2
+                | Self::Retbleed
+                | Self::Vmscape
         )
     }
 }
