@@ -198,6 +198,8 @@ fn emulated_processor_gets_no_steps_unless_they_are_asked_for() {
     assert!(asked.contains("speculation: spectre_v2: "), "{asked}");
     let off = with("mitigations=off");
     assert!(off.contains("VULNERABLE, mitigations=off"), "{off}");
+    let one = with("mitigations=auto spectre_v2=off");
+    assert!(one.contains("speculation: spectre_v2: VULNERABLE, turned off"), "{one}");
 }
 
 #[test]

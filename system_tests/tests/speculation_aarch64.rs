@@ -287,6 +287,9 @@ fn log_tells_what_each_processor_gets() {
     }
     let off = log_on("neoverse-n1", "mitigations=off");
     assert!(off.contains("speculation: bhi: VULNERABLE, mitigations=off"), "{off}");
+    let one = log_on("neoverse-n1", "mitigations=auto bhi=off");
+    assert!(one.contains("speculation: bhi: VULNERABLE, turned off"), "{one}");
+    assert!(one.contains("speculation: spec_store_bypass: held by"), "{one}");
 }
 
 /// The outputs of these VMs on this CPU of QEMU, with this option.

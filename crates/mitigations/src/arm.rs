@@ -38,7 +38,7 @@ mod tests;
 
 use bitflags::bitflags;
 
-use crate::{State, Weakness};
+use crate::{Ignored, State, Weakness};
 use cores::Core;
 
 /// What is done on a pCPU.
@@ -220,8 +220,14 @@ impl Processor {
     /// The plan for this pCPU, whose firmware gives these answers on it.
     #[must_use]
     pub fn plan(&self, firmware: &Firmware) -> Plan {
+        self.plan_but(firmware, Ignored::NONE)
+    }
+
+    /// The same, but nothing is done against these weaknesses alone.
+    #[must_use]
+    pub fn plan_but(&self, firmware: &Firmware, ignored: Ignored) -> Plan {
         let kinds = Kinds::CLEAR_REGISTERS;
-        let mut plan = Plan::new(Steps { kinds, branches: 0 }, self.shares_core);
+        let mut plan = Plan::new(Steps { kinds, branches: 0 }, ignored, self.shares_core);
         let core = Core::of(self.midr);
         self.plan_targets(core, firmware, &mut plan);
         self.plan_history(core, firmware, &mut plan);
@@ -237,6 +243,9 @@ impl Processor {
         let [targets, _, history] = *firmware;
         let has_csv2 = field(self.pfr0, 56) != 0;
         if has_csv2 || targets == Answer::NotNeeded || core.is_some_and(|core| core.trains_nobody) {
+            return;
+        }
+        if plan.ignores(Weakness::SpectreV2) {
             return;
         }
         // The third function does the work of the first one, too.
@@ -256,6 +265,9 @@ impl Processor {
         let [_, _, history] = *firmware;
         let has_csv2_3 = field(self.pfr0, 56) >= 3;
         if has_csv2_3 || history == Answer::NotNeeded || core.is_some_and(|core| core.keeps_no_history) {
+            return;
+        }
+        if plan.ignores(Weakness::BranchHistory) {
             return;
         }
         let has_ecbhb = field(self.mmfr1, 60) != 0;
@@ -284,13 +296,15 @@ impl Processor {
     fn plan_bypass(&self, core: Option<&Core>, Firmware(firmware): &Firmware, plan: &mut Plan) {
         let [_, switch, _] = *firmware;
         let has_ssbs = field(self.pfr1, 4) != 0;
-        let state = if core.is_some_and(|core| core.bypasses_nothing) {
+        if core.is_some_and(|core| core.bypasses_nothing) || !has_ssbs && switch == Answer::NotNeeded {
             return;
-        } else if has_ssbs {
+        }
+        if plan.ignores(Weakness::SpecStoreBypass) {
+            return;
+        }
+        let state = if has_ssbs {
             plan.steps.kinds |= Kinds::NO_STORE_BYPASS;
             State::Held("PSTATE.SSBS is clear at EL2")
-        } else if switch == Answer::NotNeeded {
-            return;
         } else if switch == Answer::Needed {
             plan.steps.kinds |= Kinds::FIRMWARE_2;
             State::Held(FIRMWARE_2)

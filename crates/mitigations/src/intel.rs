@@ -183,7 +183,7 @@ pub(crate) fn plan(processor: &Processor, plan: &mut Plan) {
         model::ROCKETLAKE,
     ];
     if is_of(&by_returns) {
-        plan.hold(Weakness::Retbleed, Steps::empty(), has_controls, by, NO_MICROCODE);
+        plan.hold(Weakness::Retbleed, steps, has_controls, by, NO_MICROCODE);
     }
 
     let atoms = [&model::SILVERMONT[..], &model::AIRMONT, &model::GOLDMONT, &model::TREMONT];

@@ -325,6 +325,25 @@ impl Weakness {
     }
 }
 
+/// Weaknesses that somebody does not mind: nothing is done against them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ignored(u32);
+
+impl Ignored {
+    /// None.
+    pub const NONE: Self = Self(0);
+
+    /// Those for which `is_ignored` says so.
+    pub fn by(is_ignored: impl Fn(Weakness) -> bool) -> Self {
+        let ignored = Weakness::ALL.into_iter().filter(|&weakness| is_ignored(weakness));
+        Self(ignored.fold(0, |bits, weakness| bits | 1 << weakness as u32))
+    }
+
+    const fn contains(self, weakness: Weakness) -> bool {
+        self.0 & 1 << weakness as u32 != 0
+    }
+}
+
 /// How a processor stands with a weakness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -352,6 +371,7 @@ pub struct Plan<S = Steps> {
     /// The steps.
     pub steps: S,
     states: [State; Weakness::ALL.len()],
+    ignored: Ignored,
     has_siblings: bool,
     /// Threads of a core run vCPUs of one VM at a time.
     keeps_vms_apart: bool,
@@ -361,7 +381,14 @@ impl Plan {
     /// The plan for a processor of x86.
     #[must_use]
     pub fn of(processor: &Processor) -> Self {
-        let mut plan = Self::new(Steps::CLEAR_REGISTERS | guest::steps(processor), processor.threads_per_core > 1);
+        Self::of_but(processor, Ignored::NONE)
+    }
+
+    /// The same, but nothing is done against these weaknesses alone.
+    #[must_use]
+    pub fn of_but(processor: &Processor, ignored: Ignored) -> Self {
+        let steps = Steps::CLEAR_REGISTERS | guest::steps(processor);
+        let mut plan = Self::new(steps, ignored, processor.threads_per_core > 1);
         match processor.vendor {
             Vendor::Intel => intel::plan(processor, &mut plan),
             Vendor::Amd => amd::plan(processor, &mut plan),
@@ -371,6 +398,9 @@ impl Plan {
 
     /// The processor has `weakness`: `steps` hold it, if `can`, and otherwise it is open because of `why`.
     fn hold(&mut self, weakness: Weakness, steps: Steps, can: bool, by: &'static str, why: &'static str) {
+        if self.ignores(weakness) {
+            return;
+        }
         self.set(weakness, if can { State::Held(by) } else { State::Vulnerable(why) });
         if can {
             self.steps |= steps;
@@ -380,8 +410,18 @@ impl Plan {
 
 impl<S: Default> Plan<S> {
     /// These steps, on a processor without weaknesses.
-    const fn new(steps: S, has_siblings: bool) -> Self {
-        Self { steps, states: [State::NotAffected; Weakness::ALL.len()], has_siblings, keeps_vms_apart: false }
+    const fn new(steps: S, ignored: Ignored, has_siblings: bool) -> Self {
+        let states = [State::NotAffected; Weakness::ALL.len()];
+        Self { steps, states, ignored, has_siblings, keeps_vms_apart: false }
+    }
+
+    /// Whether nothing is to be done against a weakness that the processor has. Notes it then.
+    fn ignores(&mut self, weakness: Weakness) -> bool {
+        let is_ignored = self.ignored.contains(weakness);
+        if is_ignored {
+            self.set(weakness, State::Vulnerable("turned off"));
+        }
+        is_ignored
     }
 
     fn set(&mut self, weakness: Weakness, state: State) {

@@ -4,7 +4,7 @@ extern crate std;
 use std::string::String;
 use std::vec::Vec;
 
-use crate::{LastVm, Plan, Processor, Reports, State, Steps, Vendor, Weakness};
+use crate::{Ignored, LastVm, Plan, Processor, Reports, State, Steps, Vendor, Weakness};
 
 const SPEC_CTRL_AND_IBPB: u32 = 1 << 26;
 const ARCH_CAPABILITIES: u32 = 1 << 29;
@@ -380,6 +380,44 @@ fn mitigations_that_are_off_leave_all_open_and_do_nothing() {
             assert_eq!(matches!(off.state(weakness), State::Vulnerable("mitigations=off")), is_affected, "{name}");
         }
     }
+}
+
+#[test]
+fn weakness_that_is_ignored_takes_its_own_steps_away_and_leaves_those_that_others_need() {
+    for (name, processor, _) in processors() {
+        let all = Plan::of(&processor);
+        let ignored = |weakness| Plan::of_but(&processor, Ignored::by(|other| other == weakness));
+        for weakness in Weakness::ALL {
+            let plan = ignored(weakness);
+            for other in Weakness::ALL {
+                let is_meant = other == weakness && all.state(other) != State::NotAffected;
+                match plan.state(other) {
+                    State::Vulnerable("turned off") => assert!(is_meant, "{name}: {other:?} without {weakness:?}"),
+                    // Where automatic IBRS takes the place of IBPB at exits, it says so.
+                    State::Held(_) => assert!(matches!(all.state(other), State::Held(_)), "{name}: {other:?}"),
+                    state => assert_eq!(state, all.state(other), "{name}: {other:?} without {weakness:?}"),
+                }
+            }
+        }
+        let none = Plan::of_but(&processor, Ignored::by(|_| true));
+        let of_nobody = Steps::CLEAR_REGISTERS | Steps::GUEST_CONTROLS | Steps::SWITCH_SPEC_CTRL;
+        assert_eq!(none.steps.difference(of_nobody | Steps::SERIALIZING_LFENCE), Steps::empty(), "{name}");
+        assert!(none.open().all(|(_, why)| why == "turned off"), "{name}");
+    }
+    let steps_without = |at: usize, names: &[&str]| {
+        let (_, processor, steps) = processors()[at];
+        let plan = Plan::of_but(&processor, Ignored::by(|weakness| names.contains(&weakness.name())));
+        (steps.difference(plan.steps), plan.steps.difference(steps))
+    };
+    let nothing = Steps::empty();
+    assert_eq!(steps_without(1, &["spectre_v2"]), (nothing, nothing), "Skylake: retbleed needs the same");
+    let (gone, new) = steps_without(1, &["spectre_v2", "retbleed", "vmscape"]);
+    assert_eq!(gone, Steps::IBRS_AT_EXIT | Steps::FILL_RETURN_STACK | Steps::IBPB_BETWEEN_VMS, "Skylake");
+    assert_eq!(new, nothing);
+    assert_eq!(steps_without(2, &["indirect_target_selection"]), (Steps::IBPB_AT_EXIT, nothing), "Cascade Lake");
+    let (gone, new) = steps_without(10, &["spec_rstack_overflow"]);
+    assert_eq!(gone, Steps::IBPB_AT_EXIT, "Zen 4");
+    assert_eq!(new, Steps::AUTOMATIC_IBRS | Steps::IBPB_BETWEEN_VMS, "Zen 4");
 }
 
 #[test]

@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 
 use abi::control::{Speculation, Stance};
 use log::info;
-use mitigations::{Plan, State, Weakness};
+use mitigations::{Ignored, Plan, State, Weakness};
 use spin::Once;
 
+use crate::boot::Boot;
 use crate::sync::per_host;
 
 /// Why nothing is done on an emulated processor.
@@ -16,6 +17,11 @@ pub(super) const EMULATED: &str = "the processor is emulated, nothing is done (m
 per_host! {
     /// What was told at the start.
     static TOLD: Once<Speculation> = Once::new();
+}
+
+/// Weaknesses that the hypervisor's options turn the steps off for.
+pub(super) fn ignored(boot: &Boot) -> Ignored {
+    Ignored::by(|weakness| boot.option(weakness.name()) == Some("off"))
 }
 
 /// The machine does what the plan says.

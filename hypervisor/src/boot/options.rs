@@ -4,6 +4,8 @@
 
 use core::fmt;
 
+use mitigations::Weakness;
+
 /// An option: its name, and its values.
 struct OptionSpec {
     name: &'static str,
@@ -50,6 +52,15 @@ const KNOWN: &[OptionSpec] = &[
     OptionSpec { name: "initrd", takes: Takes::Anything },
 ];
 
+/// Each weakness of processors is an option, too: nothing is done against it.
+const OF_WEAKNESSES: Takes = Takes::OneOf(&["off"]);
+
+/// All options.
+fn known() -> impl Iterator<Item = (&'static str, &'static Takes)> {
+    let weaknesses = Weakness::ALL.into_iter().map(|weakness| (weakness.name(), &OF_WEAKNESSES));
+    KNOWN.iter().map(|known| (known.name, &known.takes)).chain(weaknesses)
+}
+
 /// An invalid word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake<'a> {
@@ -85,12 +96,12 @@ impl fmt::Display for Mistake<'_> {
 pub(super) fn mistakes(command_line: &str) -> impl Iterator<Item = Mistake<'_>> {
     command_line.split_ascii_whitespace().filter_map(|word| {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
-        let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
-            let distance = |known: &&OptionSpec| textdistance::str::levenshtein(known.name, name);
-            let nearest = KNOWN.iter().min_by_key(distance).map_or("", |known| known.name);
-            return Some(Mistake::Unknown { word, nearest });
+        let Some((_, takes)) = known().find(|&(known, _)| known == name) else {
+            let nearest =
+                known().map(|(known, _)| known).min_by_key(|known| textdistance::str::levenshtein(known, name));
+            return Some(Mistake::Unknown { word, nearest: nearest.unwrap_or_default() });
         };
-        match (&known.takes, value) {
+        match (takes, value) {
             (Takes::Anything, _) | (Takes::Nothing, None) => None,
             (Takes::OneOf(known), Some(value)) if known.contains(&value) => None,
             (Takes::OneOf(known), Some(value)) => Some(Mistake::Value { name, value, known }),
@@ -102,17 +113,17 @@ pub(super) fn mistakes(command_line: &str) -> impl Iterator<Item = Mistake<'_>> 
 
 #[cfg(test)]
 mod tests {
-    use super::{KNOWN, Mistake, Takes, mistakes};
+    use super::{Mistake, Takes, known, mistakes};
 
     #[test]
     fn every_known_option_with_every_known_value_is_accepted() {
-        for known in KNOWN {
-            match known.takes {
-                Takes::Nothing => assert_eq!(mistakes(known.name).next(), None),
-                Takes::OneOf(values) => values
-                    .iter()
-                    .for_each(|value| assert_eq!(mistakes(&format!(" {}={value}\t", known.name)).next(), None)),
-                Takes::Anything => assert_eq!(mistakes(&format!("{}=/boot/dunlin", known.name)).next(), None),
+        for (name, takes) in known() {
+            match takes {
+                Takes::Nothing => assert_eq!(mistakes(name).next(), None),
+                Takes::OneOf(values) => {
+                    values.iter().for_each(|value| assert_eq!(mistakes(&format!(" {name}={value}\t")).next(), None));
+                }
+                Takes::Anything => assert_eq!(mistakes(&format!("{name}=/boot/dunlin")).next(), None),
             }
         }
         assert_eq!(mistakes("").next(), None);
@@ -128,6 +139,13 @@ mod tests {
         assert_eq!(said("panic=stop"), ["unknown value \"stop\" of panic=, one of: halt, reset"]);
         assert_eq!(said("panic"), ["the option panic needs a value, one of: halt, reset"]);
         assert_eq!(said("check=all"), ["the option check takes no value"]);
+        assert_eq!(
+            said("retbleed=on retblede=off"),
+            [
+                "unknown value \"on\" of retbleed=, one of: off",
+                "unknown option \"retblede=off\": did you mean retbleed?"
+            ]
+        );
         assert!(matches!(mistakes("=").next(), Some(Mistake::Unknown { word: "=", .. })));
     }
 }

@@ -4,7 +4,7 @@ extern crate std;
 use std::vec::Vec;
 
 use super::{Answer, Firmware, Kinds, Plan, Processor, Steps, core_name, shares_core};
-use crate::{State, Weakness};
+use crate::{Ignored, State, Weakness};
 
 use Answer::{Needed, NotNeeded, Unknown};
 
@@ -242,6 +242,26 @@ fn steps_that_are_off_leave_all_open_and_do_nothing() {
             let is_affected = on.state(weakness) != State::NotAffected;
             assert_eq!(matches!(off.state(weakness), State::Vulnerable("mitigations=off")), is_affected, "{name}");
         }
+    }
+}
+
+#[test]
+fn weakness_that_is_ignored_takes_its_own_steps_away() {
+    for (name, processor, firmware, _) in processors() {
+        let on = processor.plan(&firmware);
+        for weakness in Weakness::ALL {
+            let plan = processor.plan_but(&firmware, Ignored::by(|other| other == weakness));
+            let has_step = weakness != Weakness::Meltdown && on.state(weakness) != State::NotAffected;
+            let is_off = plan.state(weakness) == State::Vulnerable("turned off");
+            assert_eq!(is_off, has_step, "{name}: {weakness:?}");
+            let others = Weakness::ALL.into_iter().filter(|&other| other != weakness);
+            for other in others {
+                let (without, with) = (plan.state(other), on.state(other));
+                assert_eq!(matches!(without, State::Vulnerable(_)), matches!(with, State::Vulnerable(_)), "{name}");
+            }
+        }
+        let none = processor.plan_but(&firmware, Ignored::by(|_| true));
+        assert_eq!(none.steps, Steps { kinds: Kinds::CLEAR_REGISTERS, branches: 0 }, "{name}");
     }
 }
 

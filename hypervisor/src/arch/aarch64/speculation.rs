@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use aarch64_defs::registers::sctlr;
 use log::info;
+use mitigations::Ignored;
 use mitigations::arm::{self, Firmware, Kinds, Plan, Processor, Steps};
 use sched::Smt;
 use spin::{Mutex, Once};
@@ -38,6 +39,8 @@ enum Choice {
     All,
 }
 
+/// Weaknesses that nothing is done against.
+static IGNORED: Once<Ignored> = Once::new();
 static CHOICE: AtomicU8 = AtomicU8::new(Choice::Auto as u8);
 /// How the pCPUs that have started so far stand, with the steps of the first one, and what their firmware says.
 static COMMON: Mutex<Option<(Plan, Firmware)>> = Mutex::new(None);
@@ -46,13 +49,15 @@ static DIFFER: AtomicBool = AtomicBool::new(false);
 /// Functions that guests have, once all pCPUs are known.
 static FOR_GUESTS: Once<Mitigations> = Once::new();
 
-/// Decides whether the pCPUs take steps: `auto`, or as the option `mitigations=` says. Before the first of them asks.
+/// Decides whether the pCPUs take steps: `auto`, or as the option `mitigations=` says, and none for weaknesses that are
+/// `ignored`. Before the first of them asks.
 ///
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
 ///
 /// `all_steps`: an emulated processor takes the most that any does, so that it can be counted.
-pub(super) fn choose(option: Option<&str>, all_steps: bool, machine: &Machine) {
+pub(super) fn choose(option: Option<&str>, ignored: Ignored, all_steps: bool, machine: &Machine) {
+    IGNORED.call_once(|| ignored);
     let choice = match option {
         _ if all_steps && is_emulated(machine) => Choice::All,
         Some("off") => Choice::Off,
@@ -99,7 +104,8 @@ fn processor() -> Processor {
 pub(super) fn add_this_cpu() {
     let found = processor();
     let firmware = power::functions_against_speculation();
-    let plan = found.plan(&firmware).with_vms_apart(threads::chosen() == Smt::Core);
+    let ignored = IGNORED.get().copied().unwrap_or_default();
+    let plan = found.plan_but(&firmware, ignored).with_vms_apart(threads::chosen() == Smt::Core);
     let plan = match choice() {
         Choice::Auto => plan,
         Choice::All => plan.with_steps(Steps::MOST),

@@ -9,7 +9,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use addr::Hpa;
-use mitigations::{Plan, Processor, Reports, Steps};
+use mitigations::{Ignored, Plan, Processor, Reports, Steps};
 use sched::Smt;
 use spin::Once;
 use x86_64::registers::model_specific::Msr;
@@ -31,7 +31,8 @@ static TOLD: Once<Reports> = Once::new();
 /// vCPUs that were ever made: a new VM may have the tables' root of one that is gone.
 static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 
-/// Decides what is done on this machine: `auto`, or as the option `mitigations=` says. Tells it.
+/// Decides what is done on this machine: `auto`, or as the option `mitigations=` says, and nothing for weaknesses that
+/// are `ignored`. Tells it.
 ///
 /// An emulated processor speculates nothing. There the steps are off, so that counts of instructions are comparable,
 /// unless the option asks for them.
@@ -39,7 +40,7 @@ static VCPUS_MADE: AtomicU64 = AtomicU64::new(0);
 /// `selftest`: with `spec-ctrl` registers of speculation count as
 /// reported, which Bochs' AMD has without saying so; with `all-steps` an emulated processor takes all steps of entries
 /// and exits, so that they can be counted.
-pub(super) fn choose(option: Option<&str>, selftest: Option<&str>) {
+pub(super) fn choose(option: Option<&str>, ignored: Ignored, selftest: Option<&str>) {
     /// CPUID leaf 8000_0008, EBX: IBPB, IBRS, STIBP, SSBD.
     const PLANTED: u32 = 1 << 12 | 1 << 14 | 1 << 15 | 1 << 24;
     let reported = |leaf, subleaf| {
@@ -55,7 +56,7 @@ pub(super) fn choose(option: Option<&str>, selftest: Option<&str>) {
     let smt = threads::chosen();
     let threads_per_core = if smt == Smt::Off { 1 } else { found.threads_per_core };
     let found = Processor { threads_per_core, ..found };
-    let plan = Plan::of(&found).with_vms_apart(smt == Smt::Core);
+    let plan = Plan::of_but(&found, ignored).with_vms_apart(smt == Smt::Core);
     let plan = match option {
         _ if selftest == Some("all-steps") && processor::is_emulated() => plan.with_steps(Steps::OF_SWITCHES),
         Some("off") => plan.off(),

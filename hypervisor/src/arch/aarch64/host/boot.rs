@@ -22,7 +22,7 @@ use super::paging::{self, direct_map};
 use super::{counter, efi, gic, irq, percpu, power, smp};
 use crate::arch::aarch64::guest::id_registers;
 use crate::arch::aarch64::speculation;
-use crate::arch::control_port;
+use crate::arch::{control_port, weaknesses};
 use crate::boot::Boot;
 use crate::boot::handover::Handover;
 use crate::cpu::{self, CpuId, scheduler};
@@ -354,7 +354,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     id_registers::add_this_cpu();
     scheduler::threads::choose(boot.option("smt"));
     let all_steps = boot.option("selftest") == Some("all-steps");
-    speculation::choose(boot.option("mitigations"), all_steps, machine);
+    speculation::choose(boot.option("mitigations"), weaknesses::ignored(&boot), all_steps, machine);
     speculation::add_this_cpu();
     smp::start_others();
     log::info!(

@@ -27,10 +27,10 @@ use super::{
     acpi, apic, edu, framebuffer, iommu, irq, keyboard, loader_data, machine_check, paging, pci, percpu, power, serial,
     smp, tsc, wall_clock,
 };
-use crate::arch::control_port;
 use crate::arch::ram::LoadedFile;
 use crate::arch::x86_64::backend::{Backend as _, Chosen};
 use crate::arch::x86_64::speculation;
+use crate::arch::{control_port, weaknesses};
 use crate::boot::Boot;
 use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
@@ -337,7 +337,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     let selftest = boot.option("selftest");
     scheduler::threads::choose(boot.option("smt"));
-    speculation::choose(boot.option("mitigations"), selftest);
+    speculation::choose(boot.option("mitigations"), weaknesses::ignored(&boot), selftest);
     if selftest == Some("tsc-skew") {
         tsc::plant_skew();
     }
