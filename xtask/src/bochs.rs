@@ -51,6 +51,8 @@ is expected of them.
 enum Guest {
     /// The default VM with this many vCPUs: boots Debian, works a little, powers off.
     Debian { vcpus: u32 },
+    /// The default VM with one vCPU, whose kernel says how it stands with the weaknesses of its processor.
+    Weaknesses,
     /// A parent VM, in which unmodified QEMU runs a guest.
     Parent,
     /// A parent VM that logs what another VM writes: by each way there is, with a copy that is compared in the end.
@@ -89,6 +91,8 @@ enum On {
     /// With registers of speculation: a later model of Intel's, or AMD's with what Bochs can add to it. That does not
     /// show in AMD's CPUID, so the hypervisor is told.
     WithSpecCtrl,
+    /// The same, where the hypervisor takes no steps against speculation.
+    WithoutSteps,
 }
 
 impl On {
@@ -96,14 +100,19 @@ impl On {
     fn model(self, processor: Processor) -> &'static str {
         match self {
             Self::Usual => processor.model,
-            Self::WithSpecCtrl if processor == PROCESSORS[0] => "ryzen, add_features=\"sca_mitigations\"",
-            Self::WithSpecCtrl => "corei7_icelake_u",
+            _ if processor == PROCESSORS[0] => "ryzen, add_features=\"sca_mitigations\"",
+            Self::WithSpecCtrl | Self::WithoutSteps => "corei7_icelake_u",
         }
     }
 
-    /// An option for the hypervisor.
-    fn option(self, processor: Processor) -> Option<&'static str> {
-        (self == Self::WithSpecCtrl && processor == PROCESSORS[0]).then_some("selftest=spec-ctrl")
+    /// Options for the hypervisor.
+    fn options<'a>(self, processor: Processor) -> impl Iterator<Item = &'a str> {
+        let option = match self {
+            Self::WithSpecCtrl if processor == PROCESSORS[0] => Some("selftest=spec-ctrl"),
+            Self::WithoutSteps => Some(NO_STEPS),
+            Self::Usual | Self::WithSpecCtrl => None,
+        };
+        option.into_iter()
     }
 }
 
@@ -267,6 +276,26 @@ const RUNS: &[Run] = &[
         not_on_vt_x: &[],
         limit: MINUTE.saturating_mul(15),
         when: When::LongOnSvm,
+    },
+    Run {
+        name: "weaknesses",
+        what: "Debian's kernel says how it stands with its processor's weaknesses",
+        cpus: 1,
+        guest: Guest::Weaknesses,
+        machine: On::WithSpecCtrl,
+        not_on_vt_x: &[],
+        limit: MINUTE.saturating_mul(10),
+        when: When::Long,
+    },
+    Run {
+        name: "weaknesses-off",
+        what: "the same, without the hypervisor's steps against them",
+        cpus: 1,
+        guest: Guest::Weaknesses,
+        machine: On::WithoutSteps,
+        not_on_vt_x: &[],
+        limit: MINUTE.saturating_mul(10),
+        when: When::Long,
     },
     Run {
         name: "parent",
@@ -450,7 +479,7 @@ impl Run {
         let tell = |words: &str| eprintln!("bochs {:12} {words}", self.name);
         tell(self.what);
         let image = self.make_image(places, &folder, processor)?;
-        let options: Vec<&str> = option.into_iter().chain(self.machine.option(processor)).collect();
+        let options: Vec<&str> = option.into_iter().chain(self.machine.options(processor)).collect();
         if !options.is_empty() {
             let changed = with_option(fs::read(&image)?, &options.join(" "));
             fs::write(&image, changed.context("the image's menu has no room for an option")?)?;
@@ -485,6 +514,9 @@ impl Run {
             Guest::Debian { vcpus } => {
                 command.args(["--vcpus", &vcpus.to_string()]);
             }
+            Guest::Weaknesses => {
+                command.args(["--vcpus", "1", "--exec", "grep . /sys/devices/system/cpu/vulnerabilities/*"]);
+            }
             Guest::Parent => {
                 command.arg(places.root.join("vms/parent.toml")).args(["--exec", PARENTS_SCRIPT]);
             }
@@ -518,6 +550,7 @@ impl Run {
     fn wants(&self, processor: Processor) -> Wants {
         match &self.guest {
             Guest::Debian { vcpus } => Wants::debian(processor, self.cpus, *vcpus),
+            Guest::Weaknesses => Wants::weaknesses(processor, self.cpus, self.machine == On::WithSpecCtrl),
             Guest::Parent => Wants::parent(processor, self.cpus),
             Guest::Logged => Wants::logged(processor, self.cpus),
             Guest::Two { .. } => Wants::experiments(processor, self.cpus, 2),

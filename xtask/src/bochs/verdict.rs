@@ -45,6 +45,21 @@ impl Wants {
         wants
     }
 
+    /// Debian's kernel, and how it protects its processes: by registers of the processor, which guests have where the
+    /// hypervisor takes its steps.
+    pub(super) fn weaknesses(processor: Processor, cpus: u32, has_steps: bool) -> Self {
+        let mut wants = Self::of_all(processor, cpus);
+        let says: &[&str] = match (processor == PROCESSORS[0], has_steps) {
+            (true, true) => &["v2:Mitigation: Retpolines; IBPB", "store_bypass:Mitigation: Speculative Store Bypass"],
+            (true, false) => &["v2:Mitigation: Retpolines; STIBP: disabled", "store_bypass:Vulnerable"],
+            (false, true) => &["v2:Mitigation: Enhanced / Automatic IBRS; IBPB", "retbleed:Mitigation: Enhanced IBRS"],
+            (false, false) => &["v2:Mitigation: Retpolines; STIBP: disabled", "retbleed:Vulnerable"],
+        };
+        wants.words.extend(says.iter().copied().chain(["exit=0"]).map(String::from));
+        wants.never = &["panic", "BUG:", "Oops", "rcu: INFO"];
+        wants
+    }
+
     /// A parent that runs a guest.
     pub(super) fn parent(processor: Processor, cpus: u32) -> Self {
         let mut wants = Self::of_all(processor, cpus);
