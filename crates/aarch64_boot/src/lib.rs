@@ -10,13 +10,16 @@
 //!
 //! * what the hypervisor describes itself,
 //! * devices with a register in the same page as registers that the guest must not reach,
-//! * the SMMU, and the controller's frames for message-signalled interrupts, with all references to them: devices then
-//!   use their lines. The hypervisor drives neither.
+//! * the SMMU, which the hypervisor does not drive, with all references to it,
+//! * the controller's ITS. References to it mean a frame for messages, if the guest has one ([`MsiFrame`]). Otherwise
+//!   they are left out, too, and devices use their lines.
 
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+
+mod msi;
 
 use core::fmt;
 
@@ -26,13 +29,15 @@ use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
 use vm_fdt::{Error, FdtWriter};
 
+pub use msi::{Bridge, Its, MsiFrame};
+
 /// Nodes below the root that the hypervisor makes itself, or that describe what a guest does not have.
 const NAMES: [&str; 6] = ["aliases", "chosen", "cpus", "memory", "psci", "timer"];
 /// The same, by what they are compatible with.
 const COMPATIBLE: [&str; 7] =
     ["arm,gic-v3", "arm,armv8-timer", "arm,armv8-pmuv3", "arm,smmu-v3", "arm,mmu-500", "arm,psci-0.2", "arm,psci-1.0"];
-/// References to the SMMU and to message-signalled interrupts.
-const REFERENCES: [&str; 6] = ["iommus", "iommu-map", "iommu-map-mask", "msi-map", "msi-map-mask", "msi-parent"];
+/// References to the SMMU.
+const REFERENCES: [&str; 3] = ["iommus", "iommu-map", "iommu-map-mask"];
 /// Properties of the root that belong to what the hypervisor makes.
 const OF_ROOT: [&str; 3] = ["#address-cells", "#size-cells", "interrupt-parent"];
 /// Properties of the interrupt controller that say how others refer to it.
@@ -105,9 +110,10 @@ impl<'a> OwnTree<'a> {
         self.free_phandle
     }
 
-    /// Registers of the interrupt controller: its own, and those of the frames for message-signalled interrupts.
+    /// Registers of the interrupt controller: its own, and those of its ITS. Frames for messages are not among them.
     pub fn controller_registers(&self) -> impl Iterator<Item = HpaRange> {
-        registers(self.controller).chain(self.controller.children().flat_map(registers))
+        let below = self.controller.children().filter(|node| !msi::is_frame(*node));
+        registers(self.controller).chain(below.flat_map(registers))
     }
 
     /// Registers of the SMMUs.
@@ -125,21 +131,19 @@ impl<'a> OwnTree<'a> {
         copy_properties(self.root, tree, |name| !OF_ROOT.contains(&name))
     }
 
-    /// Writes the properties of the interrupt controller by which others refer to it.
-    ///
-    /// # Errors
-    /// None that the machine's tree can cause.
-    pub fn write_controller(&self, tree: &mut FdtWriter) -> Result<(), Error> {
-        copy_properties(self.controller, tree, |name| OF_CONTROLLER.contains(&name))
-    }
-
-    /// Writes the nodes of the devices that have no register in a page of `closed`.
+    /// Writes the nodes of the devices that have no register in a page of `closed`. References to message-signalled
+    /// interrupts are kept if they are to `frame`.
     ///
     /// # Errors
     /// A name that cannot be one.
-    pub fn write_devices(&self, tree: &mut FdtWriter, closed: &[HpaRange]) -> Result<(), Error> {
+    pub fn write_devices(
+        &self,
+        tree: &mut FdtWriter,
+        closed: &[HpaRange],
+        frame: Option<&MsiFrame>,
+    ) -> Result<(), Error> {
         let devices = self.root.children().filter(|node| !NAMES.contains(&node.name_without_address()));
-        copy_below(devices, tree, Some(closed))
+        copy_below(devices, tree, Some(closed), frame.map(|frame| frame.phandle))
     }
 }
 
@@ -148,18 +152,25 @@ fn copy_below<'a>(
     nodes: impl Iterator<Item = FdtNode<'a>>,
     tree: &mut FdtWriter,
     closed: Option<&[HpaRange]>,
+    frame: Option<u32>,
 ) -> Result<(), Error> {
     let is_hidden = |node: FdtNode<'a>| COMPATIBLE.iter().any(|name| node.is_compatible(name));
     let is_closed = |node| closed.is_some_and(|closed| registers(node).any(|range| touches(&range, closed)));
     for node in nodes.filter(|node| !is_hidden(*node) && !is_closed(*node)) {
         let copy = tree.begin_node(node.name())?;
-        copy_properties(node, tree, |name| !REFERENCES.contains(&name))?;
-        // A bus with an empty `ranges` has the addresses of its parent.
-        let is_plain = node.property("ranges").is_some_and(|ranges| ranges.value().is_empty());
-        copy_below(node.children(), tree, closed.filter(|_| is_plain))?;
+        let has_frame = frame.is_some_and(|frame| msi::refers_to(node, frame));
+        copy_properties(node, tree, |name| {
+            !REFERENCES.contains(&name) && (has_frame || !msi::REFERENCES.contains(&name))
+        })?;
+        copy_below(node.children(), tree, closed.filter(|_| is_plain_bus(node)), frame)?;
         tree.end_node(copy)?;
     }
     Ok(())
+}
+
+/// Whether what is below `node` has the addresses of its parent: `ranges` is there, and empty.
+fn is_plain_bus(node: FdtNode<'_>) -> bool {
+    node.property("ranges").is_some_and(|ranges| ranges.value().is_empty())
 }
 
 fn copy_properties(node: FdtNode<'_>, tree: &mut FdtWriter, is_wanted: impl Fn(&str) -> bool) -> Result<(), Error> {

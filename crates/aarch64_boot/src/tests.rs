@@ -80,14 +80,19 @@ fn machine(cells: u32) -> Vec<u8> {
 
 /// The tree that a guest gets, with the hypervisor's nodes reduced to one.
 fn guests(machine: &[u8], closed: &[HpaRange]) -> Vec<u8> {
+    guests_with(machine, closed, None)
+}
+
+/// The same, with a frame for messages.
+fn guests_with(machine: &[u8], closed: &[HpaRange], frame: Option<&MsiFrame>) -> Vec<u8> {
     let own = OwnTree::read(machine).expect("fits");
     let mut tree = FdtWriter::new().expect("memory");
     let root = tree.begin_node("").expect("a name");
     own.write_root(&mut tree).expect("properties");
     let controller = tree.begin_node("gic").expect("a name");
-    own.write_controller(&mut tree).expect("properties");
+    own.write_controller(&mut tree, frame).expect("properties");
     tree.end_node(controller).expect("in order");
-    own.write_devices(&mut tree, closed).expect("nodes");
+    own.write_devices(&mut tree, closed, frame).expect("nodes");
     tree.end_node(root).expect("in order");
     tree.finish().expect("a tree")
 }
@@ -150,6 +155,103 @@ fn registers_and_phandles_of_what_is_left_out_are_known() {
     assert_eq!(own.smmu_registers().collect::<Vec<_>>(), [range(0x905_0000, 0x2_0000)]);
 }
 
+/// The frame that stands for the ITS of [`machine`].
+fn frame_for_its(own: &OwnTree<'_>) -> MsiFrame {
+    let its = own.its().expect("a bridge names it");
+    let registers = range(its.registers.start.0 + 0x1_0000, 0x1_0000);
+    MsiFrame { phandle: its.phandle, registers, intids: Some(96..160) }
+}
+
+#[test]
+fn frame_takes_the_place_of_the_its_for_those_that_name_it_alone() {
+    let machine = machine(2);
+    let frame = frame_for_its(&OwnTree::read(&machine).expect("fits"));
+    let tree = guests_with(&machine, &[], Some(&frame));
+    let root = Fdt::new(&tree).expect("a tree").root();
+    let gic = root.child("gic").expect("is there");
+    let node = gic.children().next().expect("a frame");
+    assert_eq!((node.name(), node.is_compatible("arm,gic-v2m-frame")), ("v2m@8090000", true));
+    let numbers = ["arm,msi-base-spi", "arm,msi-num-spis", "phandle"].map(|name| cell(node, name));
+    assert_eq!(numbers, [Some(96), Some(64), Some(ITS)]);
+    assert_eq!(registers(node).collect::<Vec<_>>(), [range(0x809_0000, 0x1_0000)]);
+    assert!(node.property("msi-controller").is_some() && is_plain_bus(gic), "Linux looks for both");
+    let map = root.child("pcie").expect("is there").property("msi-map").expect("is kept");
+    assert_eq!(map.value()[4..8], ITS.to_be_bytes());
+    // A guest reads the frame as it reads a machine's.
+    let gic = guests_controller(&tree);
+    assert_eq!(gic.frame(), Some(frame.clone()));
+    assert!(!gic.controller_registers().any(|registers| registers.overlaps(&frame.registers)), "devices write to it");
+    // Devices that name another one have no messages.
+    let other = MsiFrame { phandle: ITS + 7, ..frame };
+    let tree = guests_with(&machine, &[], Some(&other));
+    let root = Fdt::new(&tree).expect("a tree").root();
+    assert!(root.child("pcie").expect("is there").property("msi-map").is_none());
+}
+
+/// The tree of a guest, read as that of a machine.
+fn guests_controller(tree: &[u8]) -> OwnTree<'_> {
+    let root = Fdt::new(tree).expect("a tree").root();
+    let controller = root.child("gic").expect("is there");
+    OwnTree { root, controller, controller_phandle: GIC, free_phandle: 1 }
+}
+
+#[test]
+fn functions_have_the_ids_that_their_bridge_says() {
+    let machine = machine(2);
+    let its = OwnTree::read(&machine).expect("fits").its().expect("a bridge names it");
+    assert_eq!((its.phandle, its.registers), (ITS, range(0x808_0000, 0x2_0000)));
+    let [bridge] = &its.bridges[..] else { panic!("one bridge: {its:?}") };
+    assert_eq!(bridge.ecam, range(0x40_1000_0000, 0x1000_0000));
+    let id = |bridge: &Bridge, offset: u64| bridge.device_at(Hpa(bridge.ecam.start.0 + offset));
+    assert_eq!([0, 0xfff, 0x1000, 0x10_8000].map(|at| id(bridge, at)), [Some(0), Some(0), Some(1), Some(0x108)]);
+    assert_eq!((id(bridge, 0x1000_0000), bridge.device_at(Hpa(0)), bridge.devices_end()), (None, None, 0x1_0000));
+
+    let mut tree = FdtWriter::new().expect("memory");
+    let root: &[(&str, &[u32])] = &[("#address-cells", &[2]), ("#size-cells", &[2])];
+    node(&mut tree, "", root, "", |tree| {
+        node(tree, "intc", &[("phandle", &[1]), root[0], root[1]], "arm,gic-v3", |tree| {
+            node(tree, "its", &[("phandle", &[2]), ("reg", &[0, 0x1000, 0, 0x2_0000])], "arm,gic-v3-its", |_| {});
+        });
+        let bus: &[(&str, &[u32])] = &[
+            ("reg", &[0, 0x4000_0000, 0, 0x20_0000]),
+            ("bus-range", &[0x10, 0x11]),
+            // The first four devices of bus 11h, by their first functions; another ITS for bus 10h.
+            ("msi-map", &[0x1000, 9, 0, 0x100, 0x1100, 2, 0x500, 0x20]),
+            ("msi-map-mask", &[0xfff8]),
+        ];
+        let soc: &[(&str, &[u32])] = &[root[0], root[1], ("ranges", &[])];
+        node(tree, "soc", soc, "simple-bus", |tree| node(tree, "pcie", bus, "pci-host-ecam-generic", |_| {}));
+        node(tree, "pcie", &[("msi-map", &[0, 9, 0, 0x100])], "pci-host-ecam-generic", |_| {});
+    });
+    let tree = tree.finish().expect("a tree");
+    let its = OwnTree::read(&tree).expect("fits").its().expect("a bridge names it");
+    let [bridge] = &its.bridges[..] else { panic!("one bridge: {its:?}") };
+    let ids = [0, 0x10_0000, 0x10_3000, 0x10_9000, 0x12_0000].map(|at| id(bridge, at));
+    assert_eq!(ids, [None, Some(0x500), Some(0x500), Some(0x508), None]);
+    assert_eq!(bridge.devices_end(), 0x520);
+}
+
+#[test]
+fn interrupts_that_nobody_names_are_free() {
+    // The SPIs that a machine names are this one, and 3 by the interrupt map of the bridge.
+    let named = |properties: &[(&str, &[u32])]| {
+        let mut tree = FdtWriter::new().expect("memory");
+        node(&mut tree, "", &[("#address-cells", &[2]), ("#size-cells", &[2])], "", |tree| {
+            node(tree, "intc", &[("phandle", &[GIC]), ("#address-cells", &[2])], "arm,gic-v3", |_| {});
+            node(tree, "device", properties, "a", |_| {});
+        });
+        tree.finish().expect("a tree")
+    };
+    let free = |tree: &[u8]| OwnTree::read(tree).expect("fits").free_intids(254);
+    assert_eq!(free(&machine(2)), 64..254, "3 is used, by the interrupt map of the bridge");
+    assert_eq!(free(&named(&[])), 32..254);
+    assert_eq!(free(&named(&[("interrupts", &[0, 80, 4, 1, 150, 4])])), 128..254, "a private one does not count");
+    assert_eq!(free(&named(&[("interrupts-extended", &[GIC, 0, 130, 4, 7, 1])])), 32..162);
+    assert_eq!(free(&named(&[("interrupt-map", &[0, 0, 0, 1, GIC, 5, 5, 0, 200, 4])])), 32..232);
+    let all: Vec<u32> = (0..224).flat_map(|spi| [0, spi, 4]).collect();
+    assert!(free(&named(&[("interrupts", &all)])).is_empty());
+}
+
 #[test]
 fn tree_that_does_not_fit_is_refused() {
     assert_eq!(OwnTree::read(&[]).err(), Some(Unfit::Damaged));
@@ -179,9 +281,18 @@ fn damaged_tree_of_the_machine_never_panics() {
                 let root = tree.begin_node("").expect("a name");
                 // What cannot be written is an error.
                 let _ = own.write_root(&mut tree);
-                let _ = own.write_devices(&mut tree, &[range(0, 1 << 40)]);
+                let frame = own.frame().or_else(|| {
+                    let its = own.its()?;
+                    let intids = Some(own.free_intids(256)).filter(|intids| !intids.is_empty());
+                    Some(MsiFrame { phandle: its.phandle, registers: its.registers, intids })
+                });
+                let _ = own.write_controller(&mut tree, frame.as_ref());
+                let _ = own.write_devices(&mut tree, &[range(0, 1 << 40)], frame.as_ref());
                 let _ = tree.end_node(root);
                 let _ = own.controller_registers().count();
+                for bridge in own.its().map(|its| its.bridges).unwrap_or_default() {
+                    let _ = (bridge.device_at(bridge.ecam.start), bridge.devices_end());
+                }
             }
         }
     }

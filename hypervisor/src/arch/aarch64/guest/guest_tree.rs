@@ -3,7 +3,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use aarch64_boot::OwnTree;
+use aarch64_boot::{MsiFrame, OwnTree};
 use abi::payload::VmConfig;
 use addr::{GpaRange, HpaRange};
 use vm_fdt::{Error, FdtWriter};
@@ -28,8 +28,18 @@ const CLOCK_HZ: u32 = 24_000_000;
 pub(super) struct Machine {
     /// Where the hypervisor's are.
     pub(super) layout: Layout,
-    /// The tree of the machine's, if the guest has them, and what the guest must not reach.
-    pub(super) own: Option<(OwnTree<'static>, Vec<HpaRange>)>,
+    /// The machine's, if the guest has them.
+    pub(super) own: Option<OwnDevices>,
+}
+
+/// The machine's devices, for the guest that has them.
+pub(super) struct OwnDevices {
+    /// The machine's tree.
+    pub(super) tree: OwnTree<'static>,
+    /// What the guest must not reach.
+    pub(super) closed: Vec<HpaRange>,
+    /// Where devices write messages, if they can.
+    pub(super) frame: Option<MsiFrame>,
 }
 
 /// Writes the tree.
@@ -43,7 +53,7 @@ pub(super) fn write(
     machine: &Machine,
 ) -> Result<Vec<u8>, Error> {
     let Machine { layout, own } = machine;
-    let own_tree = own.as_ref().map(|(tree, _)| tree);
+    let own_tree = own.as_ref().map(|own| &own.tree);
     let controller = own_tree.map_or(INTERRUPT_CONTROLLER, OwnTree::controller_phandle);
     let clock_phandle = own_tree.map_or(CLOCK, OwnTree::free_phandle);
 
@@ -117,8 +127,8 @@ pub(super) fn write(
     let registers = [layout.distributor.0, layout::DISTRIBUTOR_BYTES, layout.redistributors.0, redistributors];
     tree.property_array_u64("reg", &registers)?;
     tree.property_u32("phandle", controller)?;
-    if let Some(own) = own_tree {
-        own.write_controller(&mut tree)?;
+    if let Some(own) = own {
+        own.tree.write_controller(&mut tree, own.frame.as_ref())?;
     }
     tree.end_node(gic)?;
 
@@ -138,8 +148,8 @@ pub(super) fn write(
         tree.property_string_list("clock-names", ["uartclk", "apb_pclk"].map(Into::into).to_vec())?;
         tree.end_node(serial)?;
     }
-    if let Some((own, closed)) = own {
-        own.write_devices(&mut tree, closed)?;
+    if let Some(own) = own {
+        own.tree.write_devices(&mut tree, &own.closed, own.frame.as_ref())?;
     }
     tree.end_node(root)?;
     preemption_point();

@@ -72,10 +72,9 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
     let place = |offset: u64| Gpa(home.start.0 + offset);
     let initrd_range = GpaRange::new(place(placed.initrd), initrd.len() as u64).filter(|range| range.bytes() != 0);
     let machine = match config.devices {
-        Devices::All => Machine {
-            layout: own_machine::layout(),
-            own: Some((own_machine::tree().map_err(Error::Machine)?, own_machine::closed())),
-        },
+        Devices::All => {
+            Machine { layout: own_machine::layout(), own: Some(own_machine::devices().map_err(Error::Machine)?) }
+        }
         Devices::None | Devices::These(_) => Machine { layout: layout::VIRTUAL, own: None },
     };
     let tree = guest_tree::write(config, &ram, initrd_range, &machine).map_err(|_| Error::DeviceTree)?;

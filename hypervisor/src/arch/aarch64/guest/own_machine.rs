@@ -21,6 +21,7 @@ use abi::control::StopReason;
 use addr::{Gpa, Hpa, HpaRange, PAGE_BYTES};
 use stage2::{Access, MapError};
 
+use super::guest_tree::OwnDevices;
 use super::layout::{self, Layout, REDISTRIBUTOR_BYTES, SERIAL_BYTES};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::vcpu::stop;
@@ -74,11 +75,20 @@ pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
     Ok(Vec::new())
 }
 
-/// The machine's tree, as the guest is to see it.
+/// The machine's devices, as the guest is to see them.
 ///
 /// # Errors
-/// The guest's own devices do not fit into it.
-pub(super) fn tree() -> Result<OwnTree<'static>, String> {
+/// The guest's own devices do not fit into the machine's tree.
+pub(super) fn devices() -> Result<OwnDevices, String> {
+    let tree = tree()?;
+    Ok(OwnDevices { closed: closed(), frame: tree.frame(), tree })
+}
+
+/// The machine's tree.
+///
+/// # Errors
+/// As above.
+fn tree() -> Result<OwnTree<'static>, String> {
     let machine = boot::machine().ok_or("there is no device tree")?;
     OwnTree::read(machine.tree).map_err(|why| why.to_string())
 }
@@ -109,7 +119,7 @@ const fn last_interrupts() -> [u32; 2] {
 const _: () = assert!(SERIAL_BYTES == PAGE_BYTES);
 
 /// What the guest must not reach.
-pub(super) fn closed() -> Vec<HpaRange> {
+fn closed() -> Vec<HpaRange> {
     let Some(machine) = boot::machine() else { return Vec::new() };
     let mut closed: Vec<HpaRange> = machine.memory.ram().iter().copied().collect();
     if let Ok(tree) = tree() {
