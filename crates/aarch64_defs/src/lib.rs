@@ -4,6 +4,7 @@
 //! * [`syndrome`]: why the processor entered EL2 (Arm ARM, ESR_EL2).
 //! * [`features`]: the processor features that guests get, by its ID registers.
 //! * [`promise`]: what a guest was told of its processor, and whether another one keeps that.
+//! * [`its`]: the interrupt translation service of GICv3, by which devices raise interrupts with messages.
 //! * [`image`]: bootable kernels, and their places in memory.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
@@ -13,6 +14,7 @@
 
 pub mod features;
 pub mod image;
+pub mod its;
 pub mod promise;
 pub mod registers;
 pub mod syndrome;

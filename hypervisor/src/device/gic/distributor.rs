@@ -127,6 +127,15 @@ impl Distributor {
         true
     }
 
+    /// A message makes the SPI `intid` pending. Other INTIDs are ignored, also those that are forwarded. May make news.
+    pub fn message(&mut self, intid: u32) {
+        let (word, bit) = split(intid);
+        if (FIRST_SPI..INTIDS).contains(&intid) && self.forwarded.of(word) & bit == 0 {
+            self.latch[word] |= bit;
+            self.update(intid);
+        }
+    }
+
     /// Takes the next order for the machine's interrupt controller. The caller carries it out before it gives up the
     /// lock, so that the orders of two vCPUs do not change places.
     pub fn next_order(&mut self) -> Option<Order> {

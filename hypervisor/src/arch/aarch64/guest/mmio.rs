@@ -101,7 +101,10 @@ fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
             gic::Read::Retry => Read::Retry,
         };
     }
-    let Some((number, offset)) = redistributor_at(run, gpa) else { return Read::Nobody };
+    let Some((number, offset)) = redistributor_at(run, gpa) else {
+        let found = own_machine::read(run.vm, gpa);
+        return found.map_or(Read::Nobody, Read::Value);
+    };
     let gic = &mut run.owner.arch.gic;
     let value = gic.read_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width);
     platform::deliver_news_of(run);
@@ -122,7 +125,7 @@ fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
         platform::deliver_news_of(run);
         return true;
     }
-    let Some((number, offset)) = redistributor_at(run, gpa) else { return false };
+    let Some((number, offset)) = redistributor_at(run, gpa) else { return own_machine::write(run, gpa, value) };
     let gic = &mut run.owner.arch.gic;
     gic.write_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width, value);
     platform::deliver_news_of(run);

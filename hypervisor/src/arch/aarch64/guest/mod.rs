@@ -11,6 +11,7 @@ mod guest_tree;
 pub(crate) mod id_registers;
 pub(crate) mod layout;
 pub(crate) mod loader;
+mod messages;
 pub(crate) mod mmio;
 pub(crate) mod own_machine;
 pub(crate) mod platform;

@@ -23,6 +23,7 @@ use stage2::{Access, MapError};
 
 use super::guest_tree::OwnDevices;
 use super::layout::{self, Layout, REDISTRIBUTOR_BYTES, SERIAL_BYTES};
+use super::messages::{self, Function};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::vcpu::stop;
 use crate::arch::aarch64::host::{boot, gic, paging, virtio};
@@ -60,7 +61,7 @@ pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
             "{vcpus} vCPUs: with the machine's devices a VM has at most as many as the machine has CPUs, {count}"
         ));
     }
-    tree()?;
+    let tree = tree()?;
     // The guest finds its redistributors where the machine has its own, in one piece.
     let room = redistributors().map_or(0, |range| range.bytes() / REDISTRIBUTOR_BYTES);
     if room < vcpus.into() {
@@ -72,6 +73,10 @@ pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
     if ARE_TAKEN.swap(true, Ordering::AcqRel) {
         return Err(String::from("another VM has had the machine's devices; they are given once"));
     }
+    if tree.frame().is_none() {
+        let [_, end] = last_interrupts();
+        messages::start(&tree, FIRST_SPI + end);
+    }
     Ok(Vec::new())
 }
 
@@ -81,7 +86,7 @@ pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
 /// The guest's own devices do not fit into the machine's tree.
 pub(super) fn devices() -> Result<OwnDevices, String> {
     let tree = tree()?;
-    Ok(OwnDevices { closed: closed(), frame: tree.frame(), tree })
+    Ok(OwnDevices { closed: closed(), frame: tree.frame().or_else(|| messages::frame().cloned()), tree })
 }
 
 /// The machine's tree.
@@ -131,14 +136,16 @@ fn closed() -> Vec<HpaRange> {
 
 impl MachineOfVm {
     /// With everything within reach that is not the hypervisor's or another VM's, and all interrupts forwarded but
-    /// those of the serial ports.
+    /// those of the serial ports and of messages.
     pub(super) fn new(layout: &Layout, distributor: &mut Distributor) -> Self {
         let emulated = layout.serial.map(|(_, interrupt)| FIRST_SPI + interrupt);
-        for intid in (FIRST_SPI..INTIDS).filter(|intid| !emulated.contains(intid)) {
+        let messages = messages::intids();
+        for intid in (FIRST_SPI..INTIDS).filter(|intid| !emulated.contains(intid) && !messages.contains(intid)) {
             distributor.forward(intid);
         }
         let bits = GUEST_PHYSICAL_BITS.min(el2::features().physical_bits);
-        Self { reach: Reach::new(closed().into_iter(), Hpa(1 << bits)) }
+        let closed = closed().into_iter().chain(messages::configuration_spaces());
+        Self { reach: Reach::new(closed, Hpa(1 << bits)) }
     }
 }
 
@@ -167,12 +174,25 @@ pub(in crate::arch::aarch64) fn interrupt(intid: u32) -> bool {
     is_forwarded
 }
 
+/// A device of the machine has sent a message, which is this LPI.
+#[cold]
+pub(in crate::arch::aarch64) fn message(lpi: u32) {
+    let Some((vm, intid)) = io::owner().zip(messages::intid_of(lpi)) else { return };
+    vm.platform().distributor.lock().message(intid);
+    super::platform::deliver_news(&vm);
+}
+
 /// The guest accessed `gpa`, where it has no memory. Maps what the machine has there, if the guest may reach it. Its
 /// own tables decide about the kind of memory (Arm ARM, D8.6.5). It executes nothing there.
 #[cold]
 #[inline(never)]
 pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Option<Next> {
-    let page = run.vm.platform().own_machine.as_ref()?.reach.page_at(gpa)?;
+    let machine = run.vm.platform().own_machine.as_ref()?;
+    let page = match messages::function_at(gpa) {
+        Some(Function::Here(page)) => page,
+        Some(Function::Missing) => return None,
+        None => machine.reach.page_at(gpa)?,
+    };
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
     let mapped = memory.walk_mut(&tlbs, &mut memory.shape()).map(page, Hpa(page.start.0), Access::READ_WRITE);
@@ -183,4 +203,20 @@ pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Option<Next> {
             Some(stop(run, StopReason::Unsupported, "accesses a device for which there is no stage-2 table left"))
         }
     }
+}
+
+/// The guest reads at an address of the machine that is not mapped.
+#[cold]
+pub(super) fn read(vm: &Vm, gpa: Gpa) -> Option<u64> {
+    vm.platform().own_machine.as_ref()?;
+    messages::read(gpa)
+}
+
+/// The guest writes at such an address. Returns whether there is something.
+#[cold]
+pub(super) fn write(run: &Running<'_>, gpa: Gpa, value: u64) -> bool {
+    let platform = run.vm.platform();
+    let is_there = platform.own_machine.is_some() && messages::write(&mut platform.distributor.lock(), gpa, value);
+    super::platform::deliver_news_of(run);
+    is_there
 }

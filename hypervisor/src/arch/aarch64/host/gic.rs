@@ -10,6 +10,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 
+use aarch64_defs::its::FIRST_LPI;
 use addr::{Hpa, HpaRange, Hva};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicDistributor, GicRedistributor};
@@ -38,7 +39,7 @@ const TIMER: u32 = 26;
 pub(in crate::arch::aarch64) const GUEST_TIMER: u32 = 27;
 /// PPI of the guest's physical timer, which is emulated: there is no such interrupt of the host's.
 pub(in crate::arch::aarch64) const GUEST_PHYSICAL_TIMER: u32 = 30;
-/// From here on, numbers mean that there is nothing.
+/// From here on, numbers mean that there is nothing, up to the LPIs'.
 const SPECIAL: u32 = 1020;
 
 /// ICC_SRE_EL2: system registers, for EL1 too, and no bypass.
@@ -100,7 +101,8 @@ pub(super) fn init() -> Result<(), Unusable> {
         return Err(Unusable::NoSystemRegisters);
     }
     let mine = cpu::this();
-    let at = find_redistributor(mine.arch.affinity).ok_or(Unusable::NoRedistributor)?;
+    let registers = find_redistributor(mine.arch.affinity).ok_or(Unusable::NoRedistributor)?;
+    let at = map_mmio(registers.start, registers.bytes());
     mine.arch.redistributor.set(Proof::by_place(), at.0);
     // SAFETY: this pCPU's redistributor, never unmapped, and used by this pCPU only.
     let mut redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer::<GicrSgi>(at)) });
@@ -170,14 +172,15 @@ pub(crate) fn own_page() -> Option<OwnPages> {
 }
 
 /// Finds the redistributor of the pCPU with this affinity.
-fn find_redistributor(affinity: u64) -> Option<Hva> {
+pub(super) fn find_redistributor(affinity: u64) -> Option<HpaRange> {
     let regions = *REDISTRIBUTORS.lock();
     for region in regions.iter().flatten() {
         let mut at = region.start.0;
         while at + size_of::<GicrSgi>() as u64 <= region.end().0 {
-            let registers = map_mmio(Hpa(at), size_of::<GicrSgi>() as u64);
+            let registers = HpaRange::new(Hpa(at), size_of::<GicrSgi>() as u64)?;
+            let mapped = map_mmio(registers.start, registers.bytes());
             // SAFETY: a redistributor's registers, from the device tree; these reads have no effect.
-            let redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer(registers)) });
+            let redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer(mapped)) });
             let typer = redistributor.typer();
             if typer.core_mpidr() == affinity {
                 return Some(registers);
@@ -247,7 +250,7 @@ pub(in crate::arch::aarch64) fn acknowledge_all() {
         let number = read_register!("icc_iar1_el1");
         #[expect(clippy::cast_possible_truncation, reason = "numbers have 24 bits")]
         let id = number as u32;
-        if id >= SPECIAL {
+        if (SPECIAL..FIRST_LPI).contains(&id) {
             return;
         }
         let mine = cpu::this();
@@ -265,7 +268,10 @@ pub(in crate::arch::aarch64) fn acknowledge_all() {
         isb();
         // SAFETY: ends an acknowledged interrupt: its priority no longer blocks others.
         unsafe { write_register!("icc_eoir1_el1", number) };
-        if id == GUEST_TIMER {
+        if id >= FIRST_LPI {
+            // It is never active, so it has no further end.
+            own_machine::message(id);
+        } else if id == GUEST_TIMER {
             mine.arch.guest_timer_fired.set(Proof::by_place(), 1);
         } else if id < FIRST_SPI || !own_machine::interrupt(id) {
             if id >= FIRST_SPI {

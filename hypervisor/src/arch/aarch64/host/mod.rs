@@ -6,10 +6,12 @@
 pub(crate) mod boot;
 pub(crate) mod counter;
 pub(crate) mod device_tree;
+pub(crate) mod ecam;
 mod efi;
 pub(crate) mod gic;
 pub(crate) mod iommu;
 pub(crate) mod irq;
+pub(crate) mod its;
 pub(crate) mod paging;
 pub(crate) mod percpu;
 pub(crate) mod power;

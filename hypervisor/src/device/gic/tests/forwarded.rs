@@ -235,6 +235,33 @@ fn interrupts_of_others_are_not_taken_and_lines_do_not_move_what_is_forwarded() 
 }
 
 #[test]
+fn message_is_an_interrupt_of_the_guest_alone() {
+    const MESSAGE: u32 = 70;
+    let mut world = World::new(1, 4);
+    world.machine.write_d(0, 0xc00 + MESSAGE / 16 * 4, 2 << (MESSAGE % 16 * 2));
+    world.machine.write_wide(0, 0x400 + MESSAGE, Width::Byte, 0xa0);
+    world.set_enabled(0, MESSAGE, true);
+    for other in [LEVEL, EDGE, 0, 31, 256, u32::MAX] {
+        world.machine.distributor.message(other);
+    }
+    world.settle();
+    assert_eq!(world.handle(0, true), None, "forwarded, private, or none");
+    // One comes while the first is active. It waits for the end of it, and neither concerns the machine.
+    world.machine.distributor.message(MESSAGE);
+    world.settle();
+    assert_eq!(world.machine.cpu(0).acknowledge(), Some(MESSAGE));
+    world.machine.distributor.message(MESSAGE);
+    world.settle();
+    assert_eq!(world.machine.cpu(0).acknowledge(), None);
+    world.end(0);
+    world.settle();
+    assert_eq!(world.machine.cpu(0).acknowledge(), Some(MESSAGE));
+    world.end(0);
+    world.settle();
+    assert_eq!(world.machine.cpu(0).acknowledge(), None);
+}
+
+#[test]
 fn guests_configuration_reaches_the_machine() {
     let mut world = World::new(3, 4);
     assert!(world.sources[&EDGE].is_edge && !world.sources[&LEVEL].is_edge);
