@@ -243,6 +243,15 @@ pub enum Command {
         /// The collection.
         collection: u16,
     },
+    /// MOVI: the device's event goes to this collection from now on.
+    MoveEvent {
+        /// DeviceID.
+        device: u32,
+        /// EventID.
+        event: u32,
+        /// The collection.
+        collection: u16,
+    },
     /// SYNC: what earlier commands have done, the redistributor knows.
     Sync {
         /// The redistributor.
@@ -268,6 +277,9 @@ impl Command {
             Self::MapCollection { collection, target } => [0x09, 0, VALID | target.field() | collection as u64, 0],
             Self::MapEvent { device, event, lpi, collection } => {
                 [0x0a | (device as u64) << 32, event as u64 | (lpi as u64) << 32, collection as u64, 0]
+            }
+            Self::MoveEvent { device, event, collection } => {
+                [0x01 | (device as u64) << 32, event as u64, collection as u64, 0]
             }
             Self::Sync { target } => [0x05, 0, target.field(), 0],
         }

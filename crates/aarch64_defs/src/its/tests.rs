@@ -2,7 +2,7 @@ use super::{Baser, Command, FIRST_LPI, Hpa, Table, Target, Typer, cbaser, pendba
 
 #[test]
 fn commands_have_their_fields_where_the_manual_has_them() {
-    // IHI 0069, 5.3.10 (MAPD), 5.3.9 (MAPC), 5.3.12 (MAPTI), 5.3.16 (SYNC).
+    // IHI 0069, 5.3.10 (MAPD), 5.3.9 (MAPC), 5.3.12 (MAPTI), 5.3.15 (MOVI), 5.3.17 (SYNC).
     let device = Command::MapDevice { device: 0x1234, table: Hpa(0x1_4567_8900), event_bits: 8 };
     assert_eq!(device.words(), [0x1234_0000_0008, 7, 0x8000_0001_4567_8900, 0]);
     let number = Target::Number(5);
@@ -12,6 +12,8 @@ fn commands_have_their_fields_where_the_manual_has_them() {
     assert_eq!(Command::Sync { target: address }.words(), [5, 0, 0x80c_0000, 0]);
     let event = Command::MapEvent { device: 8, event: 96, lpi: FIRST_LPI + 96, collection: 1 };
     assert_eq!(event.words(), [0x8_0000_000a, 0x2060_0000_0060, 1, 0]);
+    let moved = Command::MoveEvent { device: 8, event: 96, collection: 2 };
+    assert_eq!(moved.words(), [0x8_0000_0001, 0x60, 2, 0]);
     assert_eq!(event.bytes()[..12], [0x0a, 0, 0, 0, 8, 0, 0, 0, 0x60, 0, 0, 0]);
 }
 

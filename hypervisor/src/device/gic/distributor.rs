@@ -127,6 +127,15 @@ impl Distributor {
         true
     }
 
+    /// The SPI `intid` is a message of the machine's devices: where the guest wants it is an order. Called before the
+    /// guest runs.
+    pub fn expect_message(&mut self, intid: u32) {
+        if (FIRST_SPI..INTIDS).contains(&intid) {
+            let (word, bit) = split(intid);
+            self.forwarded.add_messages(word, bit);
+        }
+    }
+
     /// A message makes the SPI `intid` pending. Other INTIDs are ignored, also those that are forwarded. May make news.
     pub fn message(&mut self, intid: u32) {
         let (word, bit) = split(intid);
@@ -141,6 +150,9 @@ impl Distributor {
     pub fn next_order(&mut self) -> Option<Order> {
         if let Some(intid) = self.forwarded.next_configured() {
             let (word, bit) = split(intid);
+            if self.forwarded.is_message(word, bit) {
+                return Some(Order::Route { intid, vcpu: self.target[intid as usize] });
+            }
             let [enabled, edge] = [self.enabled[word], self.edge[word]].map(|set| set & bit != 0);
             return Some(Order::Configure { intid, enabled, edge, vcpu: self.target[intid as usize] });
         }

@@ -32,6 +32,13 @@ pub enum Order {
         /// The vCPU that will get it, if there is one.
         vcpu: Option<u32>,
     },
+    /// The guest has configured an interrupt that is a message.
+    Route {
+        /// Its number.
+        intid: u32,
+        /// The vCPU that will get it, if there is one.
+        vcpu: Option<u32>,
+    },
     /// An active interrupt ends.
     Deactivate {
         /// Its number.
@@ -43,6 +50,8 @@ pub enum Order {
 #[derive(Debug)]
 pub(super) struct Forwarded {
     spis: [u32; WORDS],
+    /// Those that are messages of the machine's devices: they have no state there.
+    messages: [u32; WORDS],
     changed: [u32; WORDS],
     ended: [u32; WORDS],
     /// Of those in list registers: the guest's end is the machine's.
@@ -53,12 +62,23 @@ pub(super) struct Forwarded {
 impl Forwarded {
     /// None are.
     pub(super) const fn none() -> Self {
-        Self { spis: [0; WORDS], changed: [0; WORDS], ended: [0; WORDS], linked: [0; WORDS], has_orders: false }
+        const NONE: [u32; WORDS] = [0; WORDS];
+        Self { spis: NONE, messages: NONE, changed: NONE, ended: NONE, linked: NONE, has_orders: false }
     }
 
     /// These are from now on.
     pub(super) fn add(&mut self, word: usize, spis: u32) {
         self.spis[word] |= spis;
+    }
+
+    /// These are messages from now on.
+    pub(super) fn add_messages(&mut self, word: usize, spis: u32) {
+        self.messages[word] |= spis;
+    }
+
+    /// Whether one is a message.
+    pub(super) const fn is_message(&self, word: usize, spi: u32) -> bool {
+        self.messages[word] & spi != 0
     }
 
     /// Which of a word's are.
@@ -78,8 +98,9 @@ impl Forwarded {
 
     /// The guest has configured some.
     pub(super) fn configured(&mut self, word: usize, spis: u32) {
-        self.changed[word] |= spis & self.spis[word];
-        self.has_orders |= spis & self.spis[word] != 0;
+        let told = spis & (self.spis[word] | self.messages[word]);
+        self.changed[word] |= told;
+        self.has_orders |= told != 0;
     }
 
     /// Some are neither pending nor active for the guest any more, and the machine does not know.

@@ -26,10 +26,10 @@ use super::layout::{self, Layout, REDISTRIBUTOR_BYTES, SERIAL_BYTES};
 use super::messages::{self, Function};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::vcpu::stop;
-use crate::arch::aarch64::host::{boot, gic, paging, virtio};
+use crate::arch::aarch64::host::{boot, gic, its, paging, virtio};
 use crate::cpu;
 use crate::cpu::scheduler;
-use crate::device::gic::{Distributor, FIRST_SPI, INTIDS};
+use crate::device::gic::{Distributor, FIRST_SPI, INTIDS, Order};
 use crate::frames::Frames;
 use crate::io;
 use crate::io::reach::Reach;
@@ -140,8 +140,12 @@ impl MachineOfVm {
     pub(super) fn new(layout: &Layout, distributor: &mut Distributor) -> Self {
         let emulated = layout.serial.map(|(_, interrupt)| FIRST_SPI + interrupt);
         let messages = messages::intids();
-        for intid in (FIRST_SPI..INTIDS).filter(|intid| !emulated.contains(intid) && !messages.contains(intid)) {
-            distributor.forward(intid);
+        for intid in (FIRST_SPI..INTIDS).filter(|intid| !emulated.contains(intid)) {
+            if messages.contains(&intid) {
+                distributor.expect_message(intid);
+            } else {
+                distributor.forward(intid);
+            }
         }
         let bits = GUEST_PHYSICAL_BITS.min(el2::features().physical_bits);
         let closed = closed().into_iter().chain(messages::configuration_spaces());
@@ -161,7 +165,10 @@ pub(super) fn carry_out(vm: &Vm) {
         pcpu.map_or(0, |pcpu| pcpu.arch.affinity)
     };
     while let Some(order) = distributor.next_order() {
-        gic::carry_out(order, affinity_of);
+        match order {
+            Order::Route { intid, vcpu } => its::route(intid, vcpu.unwrap_or(0)),
+            of_controller => gic::carry_out(of_controller, affinity_of),
+        }
     }
 }
 

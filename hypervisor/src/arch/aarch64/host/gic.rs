@@ -158,6 +158,8 @@ pub(in crate::arch::aarch64) fn carry_out(order: Order, affinity_of: impl Fn(u32
                 .and_then(|()| distributor.enable_interrupt(id, enabled));
             debug_assert!(configured.is_ok(), "all are shared interrupts");
         }
+        // Not this controller's.
+        Order::Route { .. } => {}
         Order::Deactivate { intid } => {
             let register = (at.0 + CLEAR_ACTIVE + u64::from(intid / 32) * 4) as *mut u32;
             // SAFETY: a register of the distributor for this shared interrupt, never unmapped. Zeros change nothing.

@@ -1,8 +1,8 @@
 //! The machine's ITS (Arm IHI 0069, chapter 5), for the messages of the devices that a VM has.
 //!
-//! It is told little: event `n` of each device is LPI [`FIRST_LPI`]` + n`, always. Which pCPU takes an LPI is decided
-//! at the start, by its number. Software and the ITS share tables in memory; the hypervisor writes them before they are
-//! handed over, and no more after that.
+//! It is told little: event `n` of each device is LPI [`FIRST_LPI`]` + n`, always. Which pCPU takes an event is the
+//! same for all devices. Software and the ITS share tables in memory; the hypervisor writes them before they are handed
+//! over, and no more after that.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -29,8 +29,8 @@ const QUEUE_BYTES: u64 = 0x1_0000;
 const ALIGN: u64 = 0x1_0000;
 /// The most pages in a table.
 const MAX_PAGES: u64 = 256;
-/// The most devices. A machine has fewer functions; the limit is for one that claims to have many.
-const MAX_DEVICES: usize = 1024;
+/// The most devices: each needs a command where an event goes to another pCPU.
+const MAX_DEVICES: usize = 256;
 
 /// The ITS, once it is set up.
 static ITS: Mutex<Option<Its>> = Mutex::new(None);
@@ -82,6 +82,8 @@ struct Its {
     /// Where in it the next command goes.
     next: u64,
     events: Range<u32>,
+    /// The collection of each event.
+    routes: Vec<u16>,
     targets: Vec<Target>,
     /// The tables that the ITS has, besides those of devices.
     tables: Vec<Frames>,
@@ -157,8 +159,9 @@ pub(in crate::arch::aarch64) fn start(
     let queue = memory(QUEUE_BYTES, ALIGN)?;
     registers.write64(register::CBASER, its::cbaser(queue.hpa(), QUEUE_BYTES));
     registers.write64(register::CWRITER, 0);
-    let mut its =
-        Its { registers, typer, queue, next: 0, events, targets, tables: Vec::new(), devices: BTreeMap::new() };
+    let routes = events.clone().map(|_| 0).collect();
+    let (tables, devices) = (Vec::new(), BTreeMap::new());
+    let mut its = Its { registers, typer, queue, next: 0, events, routes, targets, tables, devices };
     its.give_tables(devices_end)?;
 
     let lpis = memory(PAGE_BYTES << (LPI_BITS - 13), PAGE_BYTES)?;
@@ -192,6 +195,15 @@ pub(in crate::arch::aarch64) fn map_device(device: u32) -> Result<(), Unusable> 
     match &mut *ITS.lock() {
         Some(its) if !its.devices.contains_key(&device) => its.map_device(device),
         _ => Ok(()),
+    }
+}
+
+/// Has the pCPU with the number of this vCPU take an event of all devices.
+pub(in crate::arch::aarch64) fn route(event: u32, vcpu: u32) {
+    if let Some(its) = &mut *ITS.lock()
+        && let Err(why) = its.route(event, vcpu)
+    {
+        log::warn!("message {event} does not follow its vCPU: {why}");
     }
 }
 
@@ -255,15 +267,26 @@ impl Its {
         let event_bits = self.events.end.next_power_of_two().ilog2().max(1);
         let table = memory(self.typer.entry_bytes() << event_bits, PAGE_BYTES)?;
         let known = Command::MapDevice { device, table: table.hpa(), event_bits };
-        let collections = u32::try_from(self.targets.len()).unwrap_or(u32::MAX);
-        let events = self.events.clone().map(|event| {
-            // There are fewer than 65536 pCPUs.
-            let collection = u16::try_from(event % collections).unwrap_or(0);
-            Command::MapEvent { device, event, lpi: FIRST_LPI + event, collection }
-        });
+        let routes = self.events.clone().zip(self.routes.clone());
+        let events =
+            routes.map(|(event, collection)| Command::MapEvent { device, event, lpi: FIRST_LPI + event, collection });
         // The ITS has the table from here on, whatever it says.
         self.devices.insert(device, table);
         self.execute([known].into_iter().chain(events))
+    }
+
+    fn route(&mut self, event: u32, vcpu: u32) -> Result<(), Unusable> {
+        let pcpus = u32::try_from(self.targets.len()).unwrap_or(u32::MAX).max(1);
+        // There are fewer than 65536 pCPUs.
+        let collection = u16::try_from(vcpu % pcpus).unwrap_or(0);
+        let index = event.checked_sub(self.events.start).and_then(|index| usize::try_from(index).ok());
+        let Some(route) = index.and_then(|index| self.routes.get_mut(index)).filter(|route| **route != collection)
+        else {
+            return Ok(());
+        };
+        *route = collection;
+        let devices: Vec<u32> = self.devices.keys().copied().collect();
+        self.execute(devices.into_iter().map(|device| Command::MoveEvent { device, event, collection }))
     }
 
     /// Has commands executed, fewer than there is room for in the queue.

@@ -32,6 +32,8 @@ struct Source {
 struct World {
     machine: Machine,
     sources: BTreeMap<u32, Source>,
+    /// Where messages are to go.
+    routes: Vec<(u32, Option<u32>)>,
 }
 
 impl World {
@@ -40,7 +42,7 @@ impl World {
         let mut machine = Machine::new(vcpus, lists);
         SPIS.into_iter().for_each(|intid| machine.distributor.forward(intid));
         let sources = SPIS.map(|intid| (intid, Source::default())).into_iter().collect();
-        let mut world = Self { machine, sources };
+        let mut world = Self { machine, sources, routes: Vec::new() };
         world.machine.write_d(0, 0, 0x12);
         world.machine.write_d(0, 0xc00 + EDGE / 16 * 4, 2 << (EDGE % 16 * 2));
         for vcpu in 0..vcpus {
@@ -68,6 +70,7 @@ impl World {
                     let source = self.sources.get_mut(&intid).expect("forwarded");
                     (source.enabled, source.is_edge) = (enabled, edge);
                 }
+                Order::Route { intid, vcpu } => self.routes.push((intid, vcpu)),
                 Order::Deactivate { intid } => self.sources.get_mut(&intid).expect("forwarded").active = false,
             }
         }
@@ -237,7 +240,8 @@ fn interrupts_of_others_are_not_taken_and_lines_do_not_move_what_is_forwarded() 
 #[test]
 fn message_is_an_interrupt_of_the_guest_alone() {
     const MESSAGE: u32 = 70;
-    let mut world = World::new(1, 4);
+    let mut world = World::new(2, 4);
+    world.machine.distributor.expect_message(MESSAGE);
     world.machine.write_d(0, 0xc00 + MESSAGE / 16 * 4, 2 << (MESSAGE % 16 * 2));
     world.machine.write_wide(0, 0x400 + MESSAGE, Width::Byte, 0xa0);
     world.set_enabled(0, MESSAGE, true);
@@ -246,19 +250,23 @@ fn message_is_an_interrupt_of_the_guest_alone() {
     }
     world.settle();
     assert_eq!(world.handle(0, true), None, "forwarded, private, or none");
+    assert!(world.routes.iter().all(|route| *route == (MESSAGE, Some(0))), "{:?}", world.routes);
+    world.machine.write_wide(0, 0x6000 + MESSAGE * 8, Width::Double, 1);
+    world.follow();
+    assert_eq!(world.routes.pop(), Some((MESSAGE, Some(1))), "the machine has it come to the new target");
     // One comes while the first is active. It waits for the end of it, and neither concerns the machine.
     world.machine.distributor.message(MESSAGE);
     world.settle();
-    assert_eq!(world.machine.cpu(0).acknowledge(), Some(MESSAGE));
+    assert_eq!(world.machine.cpu(1).acknowledge(), Some(MESSAGE));
     world.machine.distributor.message(MESSAGE);
     world.settle();
-    assert_eq!(world.machine.cpu(0).acknowledge(), None);
-    world.end(0);
+    assert_eq!(world.machine.cpu(1).acknowledge(), None);
+    world.end(1);
     world.settle();
-    assert_eq!(world.machine.cpu(0).acknowledge(), Some(MESSAGE));
-    world.end(0);
+    assert_eq!(world.machine.cpu(1).acknowledge(), Some(MESSAGE));
+    world.end(1);
     world.settle();
-    assert_eq!(world.machine.cpu(0).acknowledge(), None);
+    assert_eq!(world.machine.cpu(1).acknowledge(), None);
 }
 
 #[test]
