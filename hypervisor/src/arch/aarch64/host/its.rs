@@ -4,19 +4,17 @@
 //! same for all devices. Software and the ITS share tables in memory; the hypervisor writes them before they are handed
 //! over, and no more after that.
 
-#![expect(unsafe_code, reason = "registers in memory")]
-
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
 
 use aarch64_defs::its::{self, Baser, Command, FIRST_LPI, LPI_ENABLED, Table, Target, Typer, redistributor, register};
-use addr::{HpaRange, Hva, PAGE_BYTES};
+use addr::{HpaRange, PAGE_BYTES};
 use spin::Mutex;
 
-use super::paging::map_mmio;
-use super::{counter, gic};
+use super::gic;
+use super::mmio::Registers;
 use crate::cpu::preemption::preemption_point;
 use crate::cpu::scheduler;
 use crate::frames::{Exhausted, Frames};
@@ -91,44 +89,10 @@ struct Its {
     devices: BTreeMap<u32, Frames>,
 }
 
-/// Registers of the ITS or of a redistributor, mapped for good.
-#[derive(Clone, Copy)]
-struct Registers(Hva);
-
-impl Registers {
-    fn read32(self, offset: u64) -> u32 {
-        // SAFETY: registers from the device tree, never unmapped; the offsets here are those of registers. Reading one
-        // has no effect.
-        unsafe { ((self.0.0 + offset) as *const u32).read_volatile() }
-    }
-
-    fn write32(self, offset: u64, value: u32) {
-        // SAFETY: as above. Memory that is handed over by them is the ITS's, and stays so.
-        unsafe { ((self.0.0 + offset) as *mut u32).write_volatile(value) };
-    }
-
-    fn read64(self, offset: u64) -> u64 {
-        // SAFETY: as above.
-        unsafe { ((self.0.0 + offset) as *const u64).read_volatile() }
-    }
-
-    fn write64(self, offset: u64, value: u64) {
-        // SAFETY: as above.
-        unsafe { ((self.0.0 + offset) as *mut u64).write_volatile(value) };
-    }
-
-    /// Waits until something is so, not for ever.
-    fn wait_until(self, is_so: impl Fn(Self) -> bool) -> Result<(), Unusable> {
-        const PARTS_OF_A_SECOND: u64 = 10;
-        let end = counter::now() + counter::hz() / PARTS_OF_A_SECOND;
-        while !is_so(self) {
-            if counter::now() > end {
-                return Err(Unusable::Silent);
-            }
-            core::hint::spin_loop();
-        }
-        Ok(())
-    }
+/// Waits for an answer, for a limited time.
+fn wait_until(registers: Registers, is_so: impl Fn(Registers) -> bool) -> Result<(), Unusable> {
+    const PATIENCE_NANOS: u64 = 100_000_000;
+    if registers.wait_until(PATIENCE_NANOS, is_so) { Ok(()) } else { Err(Unusable::Silent) }
 }
 
 /// Sets the ITS with these registers up, for devices below `devices_end` and these events of each.
@@ -141,13 +105,13 @@ pub(in crate::arch::aarch64) fn start(
     events: Range<u32>,
 ) -> Result<(), Unusable> {
     let found = redistributors()?;
-    let registers = Registers(map_mmio(registers.start, its::TRANSLATION_FRAME));
+    let registers = Registers::map(registers);
     let typer = Typer(registers.read64(register::TYPER));
     if devices_end > 1 << typer.device_bits() || events.end > 1 << typer.event_bits().min(31) {
         return Err(Unusable::TooSmall);
     }
     registers.write32(register::CTLR, 0);
-    registers.wait_until(|registers| registers.read32(register::CTLR) & register::CTLR_QUIESCENT != 0)?;
+    wait_until(registers, |registers| registers.read32(register::CTLR) & register::CTLR_QUIESCENT != 0)?;
 
     let targets: Vec<Target> = found
         .iter()
@@ -212,7 +176,7 @@ fn redistributors() -> Result<Vec<(HpaRange, Registers)>, Unusable> {
     scheduler::runners()
         .map(|pcpu| {
             let range = gic::find_redistributor(pcpu.arch.affinity).ok_or(Unusable::NoLpis)?;
-            let registers = Registers(map_mmio(range.start, range.bytes()));
+            let registers = Registers::map(&range);
             if registers.read64(redistributor::TYPER) & redistributor::TYPER_PLPIS == 0 {
                 return Err(Unusable::NoLpis);
             }
@@ -299,7 +263,7 @@ impl Its {
         }
         let next = self.next;
         self.registers.write64(register::CWRITER, next);
-        self.registers.wait_until(|registers| {
+        wait_until(self.registers, |registers| {
             let at = registers.read64(register::CREADR);
             at == next || at & register::CREADR_STALLED != 0
         })?;

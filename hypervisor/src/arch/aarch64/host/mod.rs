@@ -12,6 +12,7 @@ pub(crate) mod gic;
 pub(crate) mod iommu;
 pub(crate) mod irq;
 pub(crate) mod its;
+mod mmio;
 pub(crate) mod paging;
 pub(crate) mod percpu;
 pub(crate) mod power;
