@@ -112,6 +112,63 @@ fn linux_reads_disks_by_messages_of_each_queue_also_behind_a_bridge() {
     assert!(said.contains("typer 0x00600080 control") && !said.contains("control 0x"), "{said}");
 }
 
+/// Whether QEMU's SMMU has stage 2 for a machine that says no more of it: since version 10, not in 7.2.
+fn smmu_has_stage_2() -> bool {
+    let version = finished(Command::new("qemu-system-aarch64").arg("--version")).expect_status(0).stdout;
+    let major = version.split_once("version ").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
+    major.unwrap_or_else(|| panic!("no version: {version}")) >= 10
+}
+
+const SMMU: [&str; 3] = ["--log", "--qemu-arg=-machine", "--qemu-arg=iommu=smmuv3"];
+
+#[test]
+fn device_writes_to_its_owners_memory_alone_where_an_smmu_guards() {
+    let toml = format!("require_iommu = true\n\n{}", owner(1));
+    if !smmu_has_stage_2() {
+        let refused = run(&toml, &SMMU);
+        let said = format!("{}{}", refused.stdout, refused.stderr);
+        assert!(refused.status != 0 && said.contains("require_iommu is set") && said.contains("no stage 2"), "{said}");
+        let taken = run(&owner(1), &[&SMMU[..], &["--exec", "true"]].concat()).expect_status(0);
+        assert!(taken.stderr.contains("they can write to Dunlin's memory: no IOMMU guards this machine"), "{taken:?}");
+        return;
+    }
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let (disk, sum) = disk(folder.path());
+    // QEMU's educational device copies from its buffer to any address: to the hypervisor's image, to registers, and to
+    // each place of RAM that Linux does not have, among it that of the other VM.
+    let script = "if [ ! -e /sys/bus/pci/devices/0000:00:00.0 ]; then \
+                  dd if=/dev/urandom of=/tmp/file bs=1M count=150 2>/dev/null; before=$(md5sum </tmp/file); sleep 20; \
+                  [ \"$before\" = \"$(md5sum </tmp/file)\" ] && echo the other is whole; exit; fi; \
+                  for at in /sys/bus/pci/devices/*; do \
+                  if [ $(cat $at/vendor) = 0x1234 ]; then edu=$at; fi; done; \
+                  printf '\\006' | dd of=$edu/config bs=1 seek=4 conv=notrunc 2>/dev/null; \
+                  bar=$(head -n 1 $edu/resource | cut -d' ' -f1); \
+                  copy() { devmem $((bar + 0x80)) 64 0x40000; devmem $((bar + 0x88)) 64 $1; \
+                  devmem $((bar + 0x90)) 64 64; devmem $((bar + 0x98)) 64 3; \
+                  while [ $(($(devmem $((bar + 0x98)) 64) & 1)) = 1 ]; do :; done; }; \
+                  for at in 0x40200000 0x0a003e00 0x3000000000; do copy $at; sleep 2; done; \
+                  has() { grep 'System RAM' /proc/iomem | (while IFS=' -' read -r start end rest; do \
+                  [ $(($1)) -ge $((0x$start)) ] && [ $(($1)) -le $((0x$end)) ] && exit 0; done; exit 1); }; \
+                  at=$((0x40000000)); while [ $at -lt $((0x80000000)) ]; do \
+                  has $at || { copy $at; echo copied; }; at=$((at + 0x1000000)); done; \
+                  dd if=/dev/nvme0n1 bs=128k iflag=direct 2>/dev/null | md5sum; cat /proc/interrupts; sleep 20";
+    let mut arguments = [&SMMU[..], &["--exec", script]].concat();
+    arguments.extend(["--qemu-arg=-device", "--qemu-arg=edu,dma_mask=0xffffffffffffffff"]);
+    arguments.extend(disk.iter().map(String::as_str));
+    let run = run(&format!("{toml}\n{}", debian_vm("other", 1)), &arguments).expect_status(0);
+    let said = format!("{}{}", run.stdout, run.stderr);
+    assert!(said.contains("devices reach only memory of their owners: SMMUv3 at 0x9050000"), "{said}");
+    for at in ["0x40200000", "0xa003e00", "0x3000000000"] {
+        assert!(said.contains(&format!("write at {at}, which was refused: nothing is there")), "{at}: {said}");
+    }
+    assert!(said.matches("copied").count() >= 8, "there is RAM that Linux does not have: {said}");
+    // Its own memory is in reach, and messages arrive; the other VM has found all that it wrote.
+    assert!(said.contains(&sum) && said.contains("MSI"), "{said}");
+    assert!(said.contains("the other is whole"), "{said}");
+    // Devices that the SMMU does not see are hidden. QEMU's configuration device is one.
+    assert!(!said.contains("virtio-mmio"), "{said}");
+}
+
 #[test]
 fn alarm_of_the_machines_clock_is_one_interrupt_and_hidden_registers_are_out_of_reach() {
     let script = "cat /sys/class/rtc/rtc0/name; echo +2 >/sys/class/rtc/rtc0/wakealarm; sleep 4; cat /proc/interrupts; \

@@ -10,7 +10,8 @@
 //!
 //! * what the hypervisor describes itself,
 //! * devices with a register in the same page as registers that the guest must not reach,
-//! * the SMMU, which the hypervisor does not drive, with all references to it,
+//! * the SMMU, which is the hypervisor's, with all references to it. If it keeps devices to the guest's memory, those
+//!   that it does not see are closed ([`OwnTree::masters`]),
 //! * the controller's ITS. References to it mean a frame for messages, if the guest has one ([`MsiFrame`]). Otherwise
 //!   they are left out, too, and devices use their lines.
 
@@ -19,6 +20,7 @@
 
 extern crate alloc;
 
+mod masters;
 mod msi;
 
 use core::fmt;
@@ -29,6 +31,7 @@ use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
 use vm_fdt::{Error, FdtWriter};
 
+pub use masters::Smmu;
 pub use msi::{Bridge, Its, MsiFrame};
 
 /// Nodes below the root that the hypervisor makes itself, or that describe what a guest does not have.
@@ -199,6 +202,11 @@ fn last_phandle(node: FdtNode<'_>) -> u32 {
 /// A property of one cell.
 fn cell(node: FdtNode<'_>, name: &str) -> Option<u32> {
     node.property(name)?.value().try_into().ok().map(u32::from_be_bytes)
+}
+
+/// The cells of a property.
+fn cells(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks().0.iter().map(|&cell| u32::from_be_bytes(cell))
 }
 
 /// The register ranges of a node that are within the address space.

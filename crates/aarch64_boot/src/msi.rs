@@ -15,7 +15,7 @@ use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
 use vm_fdt::{Error, FdtWriter};
 
-use super::{OwnTree, cell, is_plain_bus, registers};
+use super::{OwnTree, cell, cells, is_plain_bus, registers};
 
 /// The controller's frames for messages, as GICv2m has them.
 const FRAME: &str = "arm,gic-v2m-frame";
@@ -197,8 +197,4 @@ fn add_used(node: FdtNode<'_>, controller: u32, address_cells: u32, used: &mut V
         used.extend(kinds.filter(|one| one[0] == SPI).map(|one| one[1]));
     }
     node.children().for_each(|child| add_used(child, controller, address_cells, used));
-}
-
-fn cells(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes.as_chunks().0.iter().map(|&cell| u32::from_be_bytes(cell))
 }

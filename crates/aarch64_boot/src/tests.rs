@@ -232,6 +232,52 @@ fn functions_have_the_ids_that_their_bridge_says() {
 }
 
 #[test]
+fn devices_that_reach_memory_beside_the_smmu_are_known() {
+    let machine = |map: &[u32], more: &[(&str, &str)]| {
+        let mut tree = FdtWriter::new().expect("memory");
+        let root: &[(&str, &[u32])] = &[("#address-cells", &[2]), ("#size-cells", &[2])];
+        node(&mut tree, "", root, "", |tree| {
+            node(tree, "intc", &[("phandle", &[GIC])], "arm,gic-v3", |_| {});
+            let smmu: &[(&str, &[u32])] = &[("phandle", &[9]), ("reg", &[0, 0x905_0000, 0, 0x2_0000])];
+            let soc: &[(&str, &[u32])] = &[root[0], root[1], ("ranges", &[])];
+            node(tree, "soc", soc, "simple-bus", |tree| node(tree, "smmuv3@9050000", smmu, "arm,smmu-v3", |_| {}));
+            // "pci\0" in one cell.
+            let pcie: &[(&str, &[u32])] = &[("device_type", &[0x7063_6900]), ("iommu-map", map)];
+            node(tree, "pcie@10000000", pcie, "pci-host-ecam-generic", |_| {});
+            for (number, (compatible, property)) in (1..).zip(more) {
+                let at: &[(&str, &[u32])] = &[("reg", &[0, number << 16, 0, 0x1000]), (property, &[9, 1])];
+                node(tree, &alloc::format!("device@{number}0000"), at, compatible, |_| {});
+            }
+        });
+        tree.finish().expect("a tree")
+    };
+    let beside = |map: &[u32]| {
+        let tree = machine(map, &[]);
+        let own = OwnTree::read(&tree).expect("fits");
+        assert_eq!(own.smmus().iter().map(|smmu| smmu.registers).collect::<Vec<_>>(), [range(0x905_0000, 0x2_0000)]);
+        own.bridge_beside(&own.smmus())
+    };
+    assert_eq!(beside(&[0, 9, 0, 0x1_0000]), None);
+    assert_eq!(beside(&[0x8000, 9, 0, 0x8000, 0, 9, 0x100, 0x8000]), None, "in two pieces");
+    for gap in
+        [&[][..], &[0, 9, 0, 0xff00], &[8, 9, 0, 0x1_0000], &[0, 7, 0, 0x1_0000], &[0, 9, 0, 0x80, 0x81, 9, 0, 0xffff]]
+    {
+        assert_eq!(beside(gap).as_deref(), Some("pcie@10000000"), "{gap:x?}");
+    }
+    let others = [
+        ("arm,pl011", "clocks"),
+        ("virtio,mmio", "interrupts"),
+        ("qemu,fw-cfg-mmio", "dma-coherent"),
+        ("some,master", "iommus"),
+        ("cfi-flash", "bank-width"),
+        ("arm,smmu-v3", "dma-coherent"),
+    ];
+    let tree = machine(&[], &others);
+    let masters = OwnTree::read(&tree).expect("fits").masters();
+    assert_eq!(masters, [range(2 << 16, 0x1000), range(3 << 16, 0x1000)], "without those that read no memory");
+}
+
+#[test]
 fn interrupts_that_nobody_names_are_free() {
     // The SPIs that a machine names are this one, and 3 by the interrupt map of the bridge.
     let named = |properties: &[(&str, &[u32])]| {
@@ -290,6 +336,7 @@ fn damaged_tree_of_the_machine_never_panics() {
                 let _ = own.write_devices(&mut tree, &[range(0, 1 << 40)], frame.as_ref());
                 let _ = tree.end_node(root);
                 let _ = own.controller_registers().count();
+                let _ = (own.masters(), own.bridge_beside(&own.smmus()));
                 for bridge in own.its().map(|its| its.bridges).unwrap_or_default() {
                     let _ = (bridge.device_at(bridge.ecam.start), bridge.devices_end());
                 }

@@ -5,6 +5,7 @@
 //! * [`features`]: the processor features that guests get, by its ID registers.
 //! * [`promise`]: what a guest was told of its processor, and whether another one keeps that.
 //! * [`its`]: the interrupt translation service of GICv3, by which devices raise interrupts with messages.
+//! * [`smmu`]: the SMMUv3, by which devices reach what a VM's tables map.
 //! * [`image`]: bootable kernels, and their places in memory.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
@@ -17,4 +18,5 @@ pub mod image;
 pub mod its;
 pub mod promise;
 pub mod registers;
+pub mod smmu;
 pub mod syndrome;

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use aarch64_boot::OwnTree;
 use aarch64_defs::features::GUEST_PHYSICAL_BITS;
 use abi::control::StopReason;
-use addr::{Gpa, Hpa, HpaRange, PAGE_BYTES};
+use addr::{Gpa, GpaRange, Hpa, HpaRange, PAGE_BYTES};
 use stage2::{Access, MapError};
 
 use super::guest_tree::OwnDevices;
@@ -26,16 +26,18 @@ use super::layout::{self, Layout, REDISTRIBUTOR_BYTES, SERIAL_BYTES};
 use super::messages::{self, Function};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::vcpu::stop;
-use crate::arch::aarch64::host::{boot, gic, its, paging, virtio};
+use crate::arch::aarch64::host::{boot, gic, iommu, its, paging, virtio};
 use crate::cpu;
 use crate::cpu::scheduler;
 use crate::device::gic::{Distributor, FIRST_SPI, INTIDS, Order};
 use crate::frames::Frames;
 use crate::io;
+use crate::io::iommu::Guard;
 use crate::io::reach::Reach;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
+use crate::vm::memory::Memory;
 
 /// What stands between the VM and the machine.
 pub(super) struct MachineOfVm {
@@ -128,7 +130,7 @@ fn closed() -> Vec<HpaRange> {
     let Some(machine) = boot::machine() else { return Vec::new() };
     let mut closed: Vec<HpaRange> = machine.memory.ram().iter().copied().collect();
     if let Ok(tree) = tree() {
-        closed.extend(tree.controller_registers().chain(tree.smmu_registers()));
+        closed.extend(tree.controller_registers().chain(tree.smmu_registers()).chain(iommu::masters(&tree)));
     }
     closed.extend([Some(paging::whole_image()), machine.uart, virtio::used().copied()].into_iter().flatten());
     closed
@@ -150,6 +152,19 @@ impl MachineOfVm {
         let bits = GUEST_PHYSICAL_BITS.min(el2::features().physical_bits);
         let closed = closed().into_iter().chain(messages::configuration_spaces());
         Self { reach: Reach::new(closed, Hpa(1 << bits)) }
+    }
+}
+
+/// Lets devices write to the frame for messages, where an SMMU keeps them to what is mapped. Other addresses of the
+/// machine are mapped at a vCPU's first access, and this one has none.
+pub(super) fn map_frame(memory: &Memory) {
+    let Ok(OwnDevices { frame: Some(frame), .. }) = devices() else { return };
+    let page = GpaRange::new(Gpa(frame.registers.start.0 & !(PAGE_BYTES - 1)), PAGE_BYTES);
+    if !matches!(iommu::guard(), Guard::On(_)) {
+        return;
+    }
+    if let Some(Err(why)) = page.map(|page| memory.map_at_its_address(page)) {
+        log::warn!("devices raise no messages: their frame cannot be mapped: {why}");
     }
 }
 

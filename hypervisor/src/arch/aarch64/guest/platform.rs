@@ -37,11 +37,12 @@ pub(crate) struct Platform {
 
 impl Platform {
     /// No VM is a child here.
-    pub(crate) fn new(config: &VmConfig, _: Option<&Features>, _: &Memory) -> Self {
+    pub(crate) fn new(config: &VmConfig, _: Option<&Features>, memory: &Memory) -> Self {
         let mut distributor = Distributor::new(config.vcpus);
         let mut layout = layout::VIRTUAL;
         let own_machine = (config.devices == Devices::All).then(|| {
             layout = own_machine::layout();
+            own_machine::map_frame(memory);
             MachineOfVm::new(&layout, &mut distributor)
         });
         Self { distributor: Mutex::new(distributor), layout, own_machine }

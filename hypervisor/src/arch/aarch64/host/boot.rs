@@ -19,7 +19,7 @@ use spin::Once;
 
 use super::device_tree::{self, Machine};
 use super::paging::{self, direct_map};
-use super::{counter, efi, gic, irq, percpu, power, smp};
+use super::{counter, efi, gic, iommu, irq, percpu, power, smp};
 use crate::arch::aarch64::guest::id_registers;
 use crate::arch::aarch64::speculation;
 use crate::arch::{control_port, weaknesses};
@@ -350,6 +350,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         log::error!("cannot use the interrupt controller: {why}");
         power::exit(abi::exit_code::REFUSED)
     }
+    iommu::init(machine);
     control_port::open();
     id_registers::add_this_cpu();
     scheduler::threads::choose(boot.option("smt"));
