@@ -19,6 +19,9 @@ macro_rules! define {
 }
 
 define! {
+    /// A stolen vCPU is left in the thief's queue for a moment, where others may steal it: two thieves may do that for
+    /// ever.
+    StolenLeft,
     /// A woken vCPU is put into a run queue, and no idle pCPU is kicked.
     WakeWithoutKick,
     /// A pCPU announces that it is idle, and sleeps without a last look at the run queues.

@@ -32,6 +32,8 @@
 mod atomic;
 mod lock;
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 pub use atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub use lock::{Mutex, MutexGuard, Relax};

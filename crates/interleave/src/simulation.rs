@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, RoundRobinScheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 thread_local! {
@@ -17,6 +17,8 @@ thread_local! {
     static CONTEXT: Cell<usize> = const { Cell::new(0) };
     /// One in so many scheduling points counts, and the state of the generator that chooses it.
     static BURST: Cell<u32> = const { Cell::new(1) };
+    /// Scheduling points that are left before threads go in step.
+    static LEAD: Cell<u32> = const { Cell::new(0) };
     static RANDOM: RefCell<fastrand::Rng> = const { RefCell::new(fastrand::Rng::with_seed(0)) };
     /// A panic is a result here, and prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
@@ -25,6 +27,8 @@ thread_local! {
 
 /// An interleaving with more steps counts as endless, unless its scenario is known to be longer.
 pub const STEPS: usize = 50_000;
+/// Scheduling points before threads go in step, at most.
+const LONGEST_LEAD: u32 = 2_000;
 /// Bytes of a thread's stack in a simulation.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -57,6 +61,11 @@ pub fn point() {
 #[inline]
 fn counts() -> bool {
     let burst = BURST.get();
+    let lead = LEAD.get();
+    if lead > 0 {
+        LEAD.set(lead - 1);
+        return RANDOM.with_borrow_mut(fastrand::Rng::bool);
+    }
     burst == 1 || RANDOM.with_borrow_mut(|random| random.u32(..burst)) == 0
 }
 
@@ -200,6 +209,9 @@ pub enum Schedules {
     /// few changes at the right places (Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of
     /// Finding Bugs", 2010).
     Priorities(usize),
+    /// Threads continue in turn, one point each, after a beginning that the seed chooses. It finds threads that hinder
+    /// each other for ever as long as they are equally fast, as those of an emulator are.
+    InStep,
 }
 
 /// Runs `scenario` in this many interleavings, chosen by `seed`. Returns the number of runs.
@@ -244,12 +256,17 @@ pub fn find(
     let counted = number.clone();
     let burst = match schedules {
         Schedules::Bursts(burst) => burst.get(),
-        Schedules::Random | Schedules::Priorities(_) => 1,
+        Schedules::Random | Schedules::Priorities(_) | Schedules::InStep => 1,
     };
+    let leads = schedules == Schedules::InStep;
     let scenario = move || {
         let number = counted.fetch_add(1, Ordering::Relaxed) as u64;
         BURST.set(burst);
-        RANDOM.with_borrow_mut(|random| random.seed(seed.wrapping_add(number)));
+        let lead = RANDOM.with_borrow_mut(|random| {
+            random.seed(seed.wrapping_add(number));
+            if leads { random.u32(..LONGEST_LEAD) } else { 0 }
+        });
+        LEAD.set(lead);
         CONTEXT.set(0);
         scenario();
     };
@@ -260,6 +277,7 @@ pub fn find(
         Schedules::Priorities(changes) => {
             Runner::new(PctScheduler::new_from_seed(seed, changes, interleavings), config).run(scenario)
         }
+        Schedules::InStep => Runner::new(RoundRobinScheduler::new(interleavings), config).run(scenario),
     };
 
     HOOK.call_once(|| {

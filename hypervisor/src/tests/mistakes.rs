@@ -27,7 +27,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::EpochAfterLook | Mutant::EpochNotBumped => shootdown::EPOCHS,
         Mutant::FlushNotAnnounced | Mutant::FlushNotCarriedOut => shootdown::SIDE_BY_SIDE,
         Mutant::TagKeptOnMove => shootdown::MOVING,
-        Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
+        Mutant::TimerLost | Mutant::TimerNotPosted | Mutant::StolenLeft => schedule::TIMERS,
         Mutant::PutBackTwice => schedule::CROWD,
         Mutant::QueueForEachThread => cores::STRANGERS,
         Mutant::CoreNotPassedOn => cores::PINNED,

@@ -83,11 +83,17 @@ fn explore(scenario: Scenario) {
     }
 }
 
-/// Runs a scenario in `count` interleavings, half of them of each kind, until it fails. Returns the failure.
+/// Runs a scenario in `count` interleavings, half of them of each of two kinds, and in some more in which pCPUs go in
+/// step, until it fails. Returns the failure.
 fn find(scenario: Scenario, count: usize) -> Result<(), String> {
     let Scenario { name, cpus, steps, script, .. } = scenario;
-    for (schedules, seed) in [(Schedules::Random, RANDOM_SEED), (Schedules::Priorities(CHANGES), PRIORITIES_SEED)] {
-        let found = interleave::find(schedules, seed, count / 2, steps, move || run(cpus, script));
+    // Where all go in step, those that wait take as many steps as the others.
+    for (schedules, seed, count, steps) in [
+        (Schedules::Random, RANDOM_SEED, count / 2, steps),
+        (Schedules::Priorities(CHANGES), PRIORITIES_SEED, count / 2, steps),
+        (Schedules::InStep, RANDOM_SEED, count / 20, 20 * steps),
+    ] {
+        let found = interleave::find(schedules, seed, count, steps, move || run(cpus, script));
         if let Err((number, what)) = found {
             return Err(format!("{name}: interleaving {number} of {schedules:?} from seed {seed:#x}: {what}"));
         }

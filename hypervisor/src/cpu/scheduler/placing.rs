@@ -244,7 +244,8 @@ fn steal(cpu: &PerCpu) -> Picked {
     let nothing = Picked { next: None, changes_core: false };
     let waiting = |other: &PerCpu| other.scheduler.waiting.load(Ordering::SeqCst);
     let Some(taker) = taker(cpu) else { return nothing };
-    let mut others: CpuSet = others_with_some_for(cpu).fold(CpuSet::NONE, |set, other| set.with(other.id));
+    let with_some = || others_with_some_for(cpu).fold(CpuSet::NONE, |set, other| set.with(other.id));
+    let mut others = with_some();
     while let Some(busiest) = others.iter().map(by_id).max_by_key(|other| waiting(other)) {
         let mut queue = queue_of(busiest);
         let taken = queue.take_last(taker);
@@ -254,6 +255,15 @@ fn steal(cpu: &PerCpu) -> Picked {
             let mut queue = queue_of(cpu);
             queue.push_moved(time, vcpu);
             publish(cpu, &queue);
+            if mutants::is(Mutant::StolenLeft) {
+                drop(queue);
+                let picked = pop(cpu, queue_of(cpu));
+                if picked.next.is_some() {
+                    return picked;
+                }
+                others = with_some();
+                continue;
+            }
             // With `smt=core` another VM may have been faster: then it waits here.
             return pop(cpu, queue);
         }
