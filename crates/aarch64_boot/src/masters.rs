@@ -16,7 +16,7 @@ const NO_MASTERS: [&str; 6] = ["arm,pl011", "arm,pl031", "arm,pl061", "cfi-flash
 /// An SMMU of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Smmu {
-    phandle: u32,
+    pub(super) phandle: u32,
     /// Its registers.
     pub registers: HpaRange,
 }
@@ -36,12 +36,19 @@ impl OwnTree<'_> {
         found
     }
 
-    /// A host bridge of PCI that has functions which none of these SMMUs sees, by its name.
+    /// What makes these SMMUs useless, by its name: a host bridge of PCI with functions that none of them sees; or a
+    /// bus that gives its devices other addresses, with some that may reach memory. Where those are is not known here,
+    /// so they cannot be closed.
     #[must_use]
-    pub fn bridge_beside(&self, smmus: &[Smmu]) -> Option<String> {
+    pub fn bus_beside(&self, smmus: &[Smmu]) -> Option<String> {
         let mut beside = None;
         self.each_device(&mut |node| {
-            if is_bridge(node) && !is_behind(node, smmus) {
+            let is_beside = if is_bridge(node) {
+                !is_behind(node, smmus)
+            } else {
+                node.property("ranges").is_some() && !is_plain_bus(node) && has_masters(node, smmus)
+            };
+            if is_beside {
                 beside = Some(node.name().to_string());
             }
         });
@@ -51,12 +58,9 @@ impl OwnTree<'_> {
     /// Registers of other devices that may reach memory without an SMMU.
     #[must_use]
     pub fn masters(&self) -> Vec<HpaRange> {
-        let mut found = Vec::new();
+        let (mut found, smmus) = (Vec::new(), self.smmus());
         self.each_device(&mut |node| {
-            let is_harmless = is_bridge(node)
-                || node.property("iommus").is_some()
-                || NO_MASTERS.iter().chain(&COMPATIBLE).any(|name| node.is_compatible(name));
-            if !is_harmless {
+            if !is_bridge(node) && !is_harmless(node, &smmus) {
                 found.extend(registers(node));
             }
         });
@@ -79,6 +83,19 @@ impl OwnTree<'_> {
             }
         });
     }
+}
+
+/// Whether a device reads no memory, or through one of these.
+fn is_harmless(node: FdtNode<'_>, smmus: &[Smmu]) -> bool {
+    let behind = node.property("iommus").and_then(|iommus| cells(iommus.value()).next());
+    behind.is_some_and(|behind| smmus.iter().any(|smmu| smmu.phandle == behind))
+        || NO_MASTERS.iter().chain(&COMPATIBLE).any(|name| node.is_compatible(name))
+}
+
+/// Whether a device below this node may reach memory beside these.
+fn has_masters(node: FdtNode<'_>, smmus: &[Smmu]) -> bool {
+    node.children()
+        .any(|child| child.property("reg").is_some() && !is_harmless(child, smmus) || has_masters(child, smmus))
 }
 
 fn is_bridge(node: FdtNode<'_>) -> bool {

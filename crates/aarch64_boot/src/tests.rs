@@ -255,7 +255,7 @@ fn devices_that_reach_memory_beside_the_smmu_are_known() {
         let tree = machine(map, &[]);
         let own = OwnTree::read(&tree).expect("fits");
         assert_eq!(own.smmus().iter().map(|smmu| smmu.registers).collect::<Vec<_>>(), [range(0x905_0000, 0x2_0000)]);
-        own.bridge_beside(&own.smmus())
+        own.bus_beside(&own.smmus())
     };
     assert_eq!(beside(&[0, 9, 0, 0x1_0000]), None);
     assert_eq!(beside(&[0x8000, 9, 0, 0x8000, 0, 9, 0x100, 0x8000]), None, "in two pieces");
@@ -269,12 +269,36 @@ fn devices_that_reach_memory_beside_the_smmu_are_known() {
         ("virtio,mmio", "interrupts"),
         ("qemu,fw-cfg-mmio", "dma-coherent"),
         ("some,master", "iommus"),
+        ("other,master", "iommu-map"),
         ("cfi-flash", "bank-width"),
         ("arm,smmu-v3", "dma-coherent"),
     ];
     let tree = machine(&[], &others);
     let masters = OwnTree::read(&tree).expect("fits").masters();
-    assert_eq!(masters, [range(2 << 16, 0x1000), range(3 << 16, 0x1000)], "without those that read no memory");
+    let wanted = [2, 3, 5].map(|number| range(number << 16, 0x1000));
+    assert_eq!(masters, wanted, "without those that read no memory, or through the SMMU");
+    // Another IOMMU is none of ours.
+    let own = OwnTree::read(&tree).expect("fits");
+    assert!(!own.masters().contains(&range(4 << 16, 0x1000)) && own.bus_beside(&[]).is_some());
+}
+
+#[test]
+fn bus_with_addresses_of_its_own_is_beside_the_smmu_if_a_device_of_it_may_read_memory() {
+    let beside = |compatible: &str| {
+        let mut tree = FdtWriter::new().expect("memory");
+        let root: &[(&str, &[u32])] = &[("#address-cells", &[2]), ("#size-cells", &[2])];
+        node(&mut tree, "", root, "", |tree| {
+            node(tree, "intc", &[("phandle", &[GIC])], "arm,gic-v3", |_| {});
+            let moved: &[(&str, &[u32])] = &[root[0], root[1], ("ranges", &[0, 0, 0, 0x1000_0000, 0, 0x1000_0000])];
+            node(tree, "soc", moved, "simple-bus", |tree| {
+                node(tree, "a@0", &[("reg", &[0, 0, 0, 0x1000]), ("iommus", &[7, 1])], compatible, |_| {});
+            });
+        });
+        let tree = tree.finish().expect("a tree");
+        OwnTree::read(&tree).expect("fits").bus_beside(&[Smmu { phandle: 9, registers: range(0, 0x1000) }])
+    };
+    assert_eq!(beside("arm,pl011"), None);
+    assert_eq!(beside("some,master").as_deref(), Some("soc"), "also if an IOMMU sees it that is not driven");
 }
 
 #[test]
@@ -336,7 +360,7 @@ fn damaged_tree_of_the_machine_never_panics() {
                 let _ = own.write_devices(&mut tree, &[range(0, 1 << 40)], frame.as_ref());
                 let _ = tree.end_node(root);
                 let _ = own.controller_registers().count();
-                let _ = (own.masters(), own.bridge_beside(&own.smmus()));
+                let _ = (own.masters(), own.bus_beside(&own.smmus()));
                 for bridge in own.its().map(|its| its.bridges).unwrap_or_default() {
                     let _ = (bridge.device_at(bridge.ecam.start), bridge.devices_end());
                 }

@@ -4,8 +4,8 @@
 //! The VM that gets the machine's devices has all of them, so the stream table has one content for all: entries that
 //! name nothing, or the VM's stage-2 tables. So one table of the second level serves for all buses.
 //!
-//! An SMMU that cannot walk these tables leaves the machine as one without an SMMU. So does a PCI bridge that no SMMU
-//! sees. Other devices beside it are closed to the VM ([`masters`]).
+//! An SMMU that cannot walk these tables leaves the machine as one without an SMMU. So does a bus that no SMMU sees.
+//! Other devices beside it are closed to the VM ([`masters`]).
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -73,8 +73,8 @@ fn start(machine: &'static Machine) -> Result<Vec<Guarding>, String> {
     if found.is_empty() {
         return Err(String::from("the device tree has no SMMUv3"));
     }
-    if let Some(bridge) = tree.bridge_beside(&found) {
-        return Err(format!("functions of {bridge} reach memory beside the SMMU"));
+    if let Some(bus) = tree.bus_beside(&found) {
+        return Err(format!("devices of {bus} reach memory beside the SMMU"));
     }
     found.iter().map(Guarding::start).collect()
 }
