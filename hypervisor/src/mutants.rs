@@ -133,6 +133,8 @@ define! {
     WordKept,
     /// Pages are taken away and used again while the hypervisor may be accessing them.
     VisitorsNotWaitedFor,
+    /// The hypervisor accesses what a parent has mapped, and does not look whether that is memory.
+    DevicesVisited,
     /// A pause is answered before all vCPUs have stopped.
     PauseAnsweredEarly,
     /// The time of a VM goes on while it is saved, and while it is in its file.

@@ -39,6 +39,20 @@ fn linux_finds_itself_to_be_a_parent_and_complains_of_nothing() {
 
 #[test]
 #[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn parent_that_names_registers_of_devices_as_pages_of_its_own_harms_nobody() {
+    // Assist, event, message and reference TSC page; an HPET, a local APIC, PCI's configuration, and the host's memory.
+    let script = "for msr in 0x40000073 0x40000082 0x40000083 0x40000021; do \
+         for page in '\\001\\000\\320\\376' '\\001\\000\\340\\376' '\\001\\000\\000\\260' '\\001\\000\\040\\000'; do \
+         printf \"$page\"'\\000\\000\\000\\000' | dd of=/dev/cpu/0/msr bs=8 count=1 seek=$((msr)) oflag=seek_bytes status=none \
+         && echo \"page of $msr\"; done; done; sleep 1; echo alive";
+    let owner = vm(2) + "devices = \"all\"\n";
+    let run = dunlin_run_vms(240, &owner, &["--exec", script]).expect_status(0).stdout;
+    assert_eq!(run.matches("page of 0x").count(), 16, "{run}");
+    assert!(run.contains("alive"), "{run}");
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
 fn parent_with_the_machines_devices_keeps_no_pcpu_from_its_interrupts_by_its_largest_calls() {
     let run = dunlin(&["bench", "bounds", "--parent", "--json"]);
     assert_eq!(run.status, 0, "{run:#?}");

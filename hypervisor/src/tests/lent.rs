@@ -13,7 +13,7 @@ use std::vec;
 use std::vec::Vec;
 
 use abi::payload::{Role, VmConfig};
-use addr::{Gpa, PAGE_BYTES};
+use addr::{Gpa, GpaRange, PAGE_BYTES};
 use hyperv_defs::partition::CreatePartitionInput;
 use hyperv_defs::wire::{U32, U64};
 use hyperv_defs::{Answer, Code, Control, PartitionId, Status};
@@ -26,6 +26,7 @@ use crate::arch::fake::machine::{Simulation, run};
 use crate::arch::fake::platform;
 use crate::arch::fake::program::Op;
 use crate::arch::{Arch, Machine};
+use crate::frames::Frames;
 use crate::mutants::{self, Mutant};
 use crate::sync::{Ordering, relax};
 use crate::vm::Vm;
@@ -317,6 +318,33 @@ pub(super) const DEPOSITED_IN_USE: Scenario = Scenario {
     },
 };
 
+/// A parent that owns the machine's devices has a device's registers at their own address. It names them where the
+/// interface wants memory.
+pub(super) const DEVICE_AS_MEMORY: Scenario = Scenario {
+    name: "a parent names the registers of a device as memory",
+    cpus: 1,
+    count: 20,
+    steps: STEPS,
+    script: |simulation| {
+        let family = Family::new(simulation, vec![]);
+        let registers = Frames::allocate(PAGE_BYTES, PAGE_BYTES).expect("there is memory");
+        registers.zero();
+        let page = GpaRange::new(Gpa(registers.hpa().0), PAGE_BYTES).expect("a page");
+        let memory = &family.parent.memory;
+        assert!(!memory.has(page.start), "it is not the parent's memory");
+        memory.map_at_its_address(page).expect("there are tables");
+
+        let mut content = [0xff; 8];
+        assert!(!memory.read(page.start, &mut content), "registers were read");
+        assert!(!memory.write(page.start, &[1; 8]), "registers were written to");
+        assert!(memory.find_word(page.start).is_none(), "a word of registers was found");
+        assert!(memory.with_page(page.start, |_| ()).is_none(), "registers are no page of memory");
+        assert!(registers.read(0, &mut content) && content == [0; 8], "registers have changed");
+        family.end();
+        drop(registers);
+    },
+};
+
 /// The parent suspends a child whose timer runs, and stops its time. The timer has as long to go afterwards.
 pub(super) const FROZEN: Scenario = Scenario {
     name: "a parent stops the time of a child whose timer runs",
@@ -439,6 +467,11 @@ fn vcpu_of_a_child_begins_once() {
 #[test]
 fn page_that_was_deposited_is_not_written_to_by_the_parent() {
     explore(DEPOSITED_IN_USE);
+}
+
+#[test]
+fn registers_of_a_device_are_never_taken_for_memory() {
+    explore(DEVICE_AS_MEMORY);
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::SavedTimeGoesOn => saved::STANDS_STILL,
         Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
+        Mutant::DevicesVisited => lent::DEVICE_AS_MEMORY,
         Mutant::WrittenForgotten | Mutant::TrackedNotFlushed => lent::tracked::HARVESTED,
         Mutant::JoinedTablesKept => lent::tracked::COMES_BACK,
     }

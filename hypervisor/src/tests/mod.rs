@@ -122,6 +122,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         lent::TAKEN_FROM_CHILD,
         lent::VISITED,
         lent::DEPOSITED_IN_USE,
+        lent::DEVICE_AS_MEMORY,
         lent::tracked::HARVESTED,
         suspend::SUSPEND,
         control::COMMANDED,

@@ -186,6 +186,11 @@ impl Visit<'_> {
     #[inline(never)]
     fn find_by_walk(&self, gpa: Gpa) -> Option<(Hpa, bool)> {
         let memory = self.memory;
+        // The stage 2 of a parent that owns the machine's devices also maps their registers, where the host has no
+        // memory. What a child has is its parent's memory.
+        if !self.has_rights && !memory.has(gpa) && !mutants::is(Mutant::DevicesVisited) {
+            return None;
+        }
         let leaf = memory.tree().walk(memory.tables(), &NoTlb, &self.walking).lookup(gpa)?;
         let is_writable = leaf.access.write || !self.has_rights;
         if is_writable {
