@@ -473,7 +473,7 @@ pub(crate) struct RunArgs {
     /// Number of physical CPUs of the host
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "For the host")]
     pub(crate) pcpus: Option<i64>,
-    /// How QEMU runs the host: `tcg` emulates, `kvm` needs nested SVM
+    /// How QEMU runs the host: `tcg` emulates, `tcg-single` by one thread, `kvm` needs nested SVM
     #[arg(long, value_name = "ACCEL", value_parser = setting::<Accel>(), help_heading = "For the host")]
     pub(crate) accel: Option<Accel>,
     /// End the run after this long, such as 60s [default: none on a terminal, else 120s]

@@ -105,14 +105,16 @@ pub(crate) struct VmConfig {
 pub(crate) enum Accel {
     /// KVM if it can nest SVM, otherwise emulation.
     Auto,
-    /// Emulation.
+    /// Emulation, with a thread for each CPU.
     Tcg,
+    /// Emulation of all CPUs in turn by one thread.
+    TcgSingle,
     /// KVM with nested SVM.
     Kvm,
 }
 
 abi::settings! {
-    Accel, "accelerator": Auto = "auto", Tcg = "tcg", Kvm = "kvm";
+    Accel, "accelerator": Auto = "auto", Tcg = "tcg", TcgSingle = "tcg-single", Kvm = "kvm";
 }
 
 /// The source of a kernel.

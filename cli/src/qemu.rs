@@ -89,8 +89,8 @@ fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
 /// How QEMU runs the host, decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acceleration {
-    /// Emulation, and why not KVM.
-    Tcg(&'static str),
+    /// Emulation, and why not KVM. With one thread for all CPUs, or with one for each.
+    Tcg { why: &'static str, single: bool },
     /// KVM with nested SVM.
     Kvm,
 }
@@ -103,9 +103,11 @@ impl Acceleration {
             Arch::Aarch64 => Some("KVM has no EL2 for guests"),
         };
         match (wanted.value, obstacle) {
-            (Accel::Tcg, _) => Ok(Self::Tcg("as requested")),
+            (Accel::Tcg | Accel::TcgSingle, _) => {
+                Ok(Self::Tcg { why: "as requested", single: wanted.value == Accel::TcgSingle })
+            }
             (Accel::Auto | Accel::Kvm, None) => Ok(Self::Kvm),
-            (Accel::Auto, Some(why)) => Ok(Self::Tcg(why)),
+            (Accel::Auto, Some(why)) => Ok(Self::Tcg { why, single: false }),
             (Accel::Kvm, Some(why)) => Err(wanted
                 .place
                 .bad(format!("KVM cannot be used: {why}"))
@@ -116,7 +118,7 @@ impl Acceleration {
     /// `tcg` or `kvm`.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Tcg(_) => "tcg",
+            Self::Tcg { .. } => "tcg",
             Self::Kvm => "kvm",
         }
     }
@@ -182,8 +184,8 @@ impl Machine<'_> {
         // `-icount` excludes a thread per CPU, and QEMU requires that option to say so.
         let icount = self.more.iter().any(|argument| argument.contains("icount"));
         let accel = match self.acceleration {
-            Acceleration::Tcg(_) if icount => "tcg,thread=single",
-            Acceleration::Tcg(_) => "tcg,thread=multi",
+            Acceleration::Tcg { single, .. } if single || icount => "tcg,thread=single",
+            Acceleration::Tcg { .. } => "tcg,thread=multi",
             Acceleration::Kvm => "kvm",
         };
         let pcpus = (self.pcpus + self.housekeepers(icount)).to_string();
@@ -228,7 +230,7 @@ impl Machine<'_> {
     /// The board, its CPUs, and the devices that the hypervisor needs.
     fn board(&self) -> &'static [(&'static str, &'static str)] {
         match (self.arch, self.acceleration) {
-            (Arch::X86_64, Acceleration::Tcg(_)) => &[
+            (Arch::X86_64, Acceleration::Tcg { .. }) => &[
                 ("-machine", "q35"),
                 ("-cpu", "max"),
                 ("-device", "isa-debug-exit,iobase=0xf4,iosize=4"),
@@ -253,7 +255,7 @@ impl Machine<'_> {
     /// Number of CPUs besides those that run vCPUs. In QEMU's emulation of x86 the hypervisor runs no vCPU on the first
     /// CPU if there are others (`spares_first_cpu` in its source explains this), so the host gets one more.
     fn housekeepers(&self, icount: bool) -> u32 {
-        let emulated = self.arch == Arch::X86_64 && matches!(self.acceleration, Acceleration::Tcg(_));
+        let emulated = self.arch == Arch::X86_64 && matches!(self.acceleration, Acceleration::Tcg { .. });
         u32::from(emulated && !(icount && self.pcpus == 1))
     }
 }
@@ -374,7 +376,7 @@ pub(crate) fn become_qemu(mut arguments: impl Iterator<Item = OsString>) -> Fail
 pub(crate) fn introduce(qemu: &Qemu, acceleration: Acceleration) -> String {
     match acceleration {
         Acceleration::Kvm => format!("QEMU {}, KVM with nested SVM", qemu.version),
-        Acceleration::Tcg(why) => {
+        Acceleration::Tcg { why, .. } => {
             format!("QEMU {}, {why} -> software emulation (counts are real, times are not)", qemu.version)
         }
     }
@@ -399,7 +401,7 @@ mod tests {
         let arguments = |arch, more: &str| {
             let machine = Machine {
                 arch,
-                acceleration: Acceleration::Tcg("asked for"),
+                acceleration: Acceleration::Tcg { why: "asked for", single: false },
                 pcpus: 2,
                 memory: 64 * MIB,
                 loader: Loader::Qemu,

@@ -20,14 +20,16 @@ struct Pc(Child);
 impl Pc {
     /// With three CPUs (in QEMU the first runs no vCPUs), and a serial port whose other end is in `folder`.
     fn start(folder: &Path, boot: &[String], more: &[&str]) -> Self {
-        let mut command = qemu::able(Machine::X86_64, 300);
-        command
-            .args(["-smp", "3", "-m", "1G"])
+        Self::spawn(qemu::able(Machine::X86_64, 300), folder, boot, more)
+    }
+
+    fn spawn(mut qemu: Command, folder: &Path, boot: &[String], more: &[&str]) -> Self {
+        qemu.args(["-smp", "3", "-m", "1G"])
             .args(boot)
             .args(SerialLine::qemu_arguments(folder, "line"))
             .args(more)
             .stdin(Stdio::null());
-        Self(command.spawn().unwrap_or_else(|error| panic!("QEMU cannot be started: {error}")))
+        Self(qemu.spawn().unwrap_or_else(|error| panic!("QEMU cannot be started: {error}")))
     }
 
     /// QEMU's status, once the machine is off.
@@ -178,7 +180,8 @@ fn vm_with_the_machines_devices_has_the_screen_and_the_keyboard_if_its_kernel_us
     let mut more = vec!["-vga", "std", "-serial", "chardev:line"];
     let monitor = Monitor::qemu_arguments(folder.path());
     more.extend(monitor.iter().map(String::as_str));
-    let _pc = Pc::start(folder.path(), &["-cdrom".to_string(), image.clone()], &more);
+    let qemu = qemu::for_owner(Machine::X86_64, 300);
+    let _pc = Pc::spawn(qemu, folder.path(), &["-cdrom".to_string(), image.clone()], &more);
     let mut line = SerialLine::attach(folder.path(), "line");
     line.wait_for("owner: it has the screen and the keyboard from now on");
     line.wait_for("guest:/root# ");

@@ -94,7 +94,11 @@ impl Session<'_> {
                 Failure::failed(format!("the host was reset{}", quote(log)))
                     .help("a triple fault does this: a fault that the hypervisor cannot report"),
             ),
-            _ => Some(Failure::failed(format!("QEMU ended with {}{}", words(status), quote(messages)))),
+            _ => {
+                let failure = Failure::failed(format!("QEMU ended with {}{}", words(status), quote(messages)));
+                let has_crashed = status.signal() == Some(signal_hook::consts::SIGSEGV);
+                Some(if has_crashed { failure.help(IF_QEMU_CRASHES) } else { failure })
+            }
         }
     }
 
@@ -198,6 +202,11 @@ fn quote(path: &Path) -> String {
 fn indented(lines: &[String]) -> String {
     if lines.is_empty() { String::new() } else { format!(":\n    {}", lines.join("\n    ")) }
 }
+
+/// What a user can do about it.
+const IF_QEMU_CRASHES: &str = "this is a fault of QEMU's. That of 7.2 crashes now and then where a VM owns devices: one \
+                               CPU moves their registers while another uses its own. `--accel=tcg-single` avoids that, \
+                               as does a newer QEMU";
 
 fn words(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {

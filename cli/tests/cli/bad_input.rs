@@ -197,7 +197,9 @@ fn words_that_mean_nothing_are_listed_with_those_that_do() {
     let rig = Rig::new();
     let text = refused(&rig, &format!("[host]\naccel = \"hax\"\n{ONE}"), &[]);
     assert!(
-        text.starts_with("x.toml:2: key 'accel': 'hax' is not a valid accelerator\nhelp: one of auto, tcg, kvm"),
+        text.starts_with(
+            "x.toml:2: key 'accel': 'hax' is not a valid accelerator\nhelp: one of auto, tcg, tcg-single, kvm"
+        ),
         "{text}"
     );
     let text = refused(&rig, &format!("{ONE}apic = \"x3apic\"\n"), &[]);
