@@ -162,12 +162,18 @@ pub(crate) fn housekeeping(cpu: &PerCpu) {
     }
 }
 
-/// All such work: of a pCPU that would idle otherwise. Returns whether there is more to do soon.
+/// All such work: of a pCPU that would idle otherwise. Returns whether there is more to do soon. An interrupt of a VM's
+/// device is no reason for a turn of the control port.
 pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
     let now = Machine::now();
     cpu.timers.expire(now);
     scheduler::release(cpu, now);
-    cpu.id == BOOT && poll()
+    cpu.id == BOOT && is_called(cpu, now) && poll()
+}
+
+/// Whether the control port has something to do, as far as is known, or a look whether it has is due.
+fn is_called(cpu: &PerCpu, now: u64) -> bool {
+    is_busy(cpu) || calls() != CALLS_SEEN.load(Ordering::Relaxed) || now >= NEXT_LOOK.load(Ordering::Relaxed)
 }
 
 /// Charges a VM with this share for what this pCPU has done for it since `began`, when it kept house.
@@ -191,7 +197,10 @@ fn poll() -> bool {
     // Interrupts that were taken meanwhile may be calls for more.
     has_more |= calls() != calls_before;
     BUSY.store(has_more, Ordering::Relaxed);
-    NEXT_POLL.store(Machine::now() + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);
+    CALLS_SEEN.store(calls_before, Ordering::Relaxed);
+    let now = Machine::now();
+    NEXT_POLL.store(now + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);
+    NEXT_LOOK.store(now + Machine::nanos_to_ticks(LOOK_NANOS), Ordering::Relaxed);
     has_more
 }
 
@@ -203,12 +212,19 @@ fn calls() -> u64 {
 
 /// Minimum time between two turns of the control port while vCPUs run.
 const POLL_NANOS: u64 = 100_000;
+/// The same for a pCPU without work that nobody calls: the port's devices call, but their interrupts may get lost, and
+/// guests' output waits. A little less than a tick, so that each tick is a look.
+const LOOK_NANOS: u64 = 5_000_000;
 
 per_host! {
     /// Whether the pCPU that keeps house has more to do soon.
     static BUSY: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
     /// Host time at which the control port may have its next turn.
     static NEXT_POLL: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+    /// When it looks for something to do although nobody calls.
+    static NEXT_LOOK: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+    /// The calls before its last turn.
+    static CALLS_SEEN: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
 }
 
 /// Whether this pCPU should soon keep house again.
