@@ -278,7 +278,7 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
                 0 => 0,
                 with_vector => posted.levels[word].fetch_and(!with_vector, Ordering::Relaxed) & with_vector,
             });
-        if levels != [0; 4] {
+        if levels.iter().fold(0, |all, word| all | word) != 0 {
             for vector in 0..=u8::MAX {
                 if levels[usize::from(vector >> 6)] >> (vector & 63) & 1 != 0 {
                     vcpu.apic.accept(vector, true);
