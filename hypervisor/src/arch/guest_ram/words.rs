@@ -94,6 +94,40 @@ impl Memory {
         self.visit().map_or(0, |visit| visit.load(word, ahead))
     }
 
+    /// The value of the word at `gpa`. `word` is where it was found last; it is found again if it is not there now.
+    #[inline]
+    pub(crate) fn load_found(&self, gpa: Gpa, word: &mut Option<Word>) -> Option<u64> {
+        if let Some(visit) = self.visit() {
+            return visit.found(gpa, word).map(|word| visit.load(word, 0));
+        }
+        *word = word.or_else(|| self.find_word(gpa));
+        word.map(|word| self.load(word, 0))
+    }
+
+    /// Atomically changes the word at `gpa`, found as by [`Self::load_found`]. False if it is not there now or must not
+    /// be written to, or if others change it all the time.
+    pub(crate) fn change_found(&self, gpa: Gpa, word: &mut Option<Word>, new: impl Fn(u64) -> u64) -> bool {
+        // Another vCPU of a strange guest may write beside what is changed.
+        const ATTEMPTS: u32 = 8;
+        if let Some(visit) = self.visit() {
+            let Some(word) = visit.found(gpa, word) else { return false };
+            let is_done = (0..ATTEMPTS).any(|_| {
+                let value = visit.load(word, 0);
+                visit.compare_exchange(word, value, new(value))
+            });
+            drop(visit);
+            self.as_host(gpa, size_of::<u64>(), || ());
+            return is_done;
+        }
+        *word = word.or_else(|| self.find_word(gpa));
+        let Some(word) = *word else { return false };
+        (0..ATTEMPTS).any(|_| {
+            let value = self.load(word, 0);
+            let exchange = || self.backing.ram.compare_exchange(word, value, new(value));
+            self.as_host(gpa, size_of::<u64>(), exchange)
+        })
+    }
+
     /// Atomically replaces a word if it is still `current`; returns whether it was.
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         let ram = &self.backing.ram;
@@ -119,6 +153,14 @@ impl Visit<'_> {
         let (word, is_writable) = self.word(gpa)?;
         let address = word as usize | if is_writable { 0 } else { READ_ONLY };
         Some(Word { address, ram: Identity(self.name()) })
+    }
+
+    /// The word at `gpa`, where it was found last or where it is now.
+    fn found(&self, gpa: Gpa, word: &mut Option<Word>) -> Option<Word> {
+        if word.is_none_or(|word| self.valid(word).is_none()) {
+            *word = self.find_word(gpa);
+        }
+        *word
     }
 
     /// The word, if it was found under this name.

@@ -66,23 +66,15 @@ impl Assist {
 }
 
 impl Page {
-    /// The word, and its value. `None` if the guest has no memory there, or not now.
-    fn load(&mut self, memory: &Memory) -> Option<(Word, u64)> {
-        if self.word.is_none() || !memory.has_word(self.word) {
-            self.word = memory.find_word(self.gpa);
-        }
-        self.word.map(|word| (word, memory.load(word, 0)))
+    /// Whether the bit is set. `None` if the guest has no memory there, or not now.
+    fn read(&mut self, memory: &Memory) -> Option<bool> {
+        memory.load_found(self.gpa, &mut self.word).map(|value| value & NO_EOI_REQUIRED != 0)
     }
 
     /// Writes the bit. Returns whether that succeeded.
     fn write(&mut self, memory: &Memory, is_set: bool) -> bool {
         let bit = if is_set { NO_EOI_REQUIRED } else { 0 };
-        // Another vCPU of a strange guest may write beside it.
-        const ATTEMPTS: u32 = 8;
-        (0..ATTEMPTS).any(|_| {
-            let new = |value: u64| value & !NO_EOI_REQUIRED | bit;
-            self.load(memory).is_some_and(|(word, value)| memory.compare_exchange(word, value, new(value)))
-        })
+        memory.change_found(self.gpa, &mut self.word, |value| value & !NO_EOI_REQUIRED | bit)
     }
 }
 
@@ -104,9 +96,9 @@ pub(super) fn renew(run: &mut Running<'_>) {
 pub(in crate::arch::x86_64) fn settle(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
     let Some(page) = arch.assist.page.as_mut().filter(|_| arch.assist.is_told) else { return };
-    match page.load(&run.vm.memory) {
-        Some((_, word)) if word & NO_EOI_REQUIRED != 0 => arch.armed = Armed::Assist,
-        Some(_) => {
+    match page.read(&run.vm.memory) {
+        Some(true) => arch.armed = Armed::Assist,
+        Some(false) => {
             arch.assist.is_told = false;
             let effect = arch.apic.end_of_interrupt();
             apply(Origin::of(run), &mut run.owner.arch.apic, effect);
