@@ -213,7 +213,7 @@ fn calls() -> u64 {
 /// Minimum time between two turns of the control port while vCPUs run.
 const POLL_NANOS: u64 = 100_000;
 /// The same for a pCPU without work that nobody calls: the port's devices call, but their interrupts may get lost, and
-/// guests' output waits. A little less than a tick, so that each tick is a look.
+/// guests' output waits. Half of a tick, so that each tick is a look.
 const LOOK_NANOS: u64 = 5_000_000;
 
 per_host! {
