@@ -27,6 +27,8 @@ const DEBIAN: System = System {
     suite: "forky",
     // What a user would install, and what comes with it as a recommendation.
     packages: &[
+        // `script`, for the check of `dunlin top` on a terminal: not in every Debian any more.
+        "bsdutils",
         "dbus",
         "dnsmasq-base",
         "iproute2",
