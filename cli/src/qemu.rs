@@ -398,10 +398,10 @@ mod tests {
 
     #[test]
     fn each_architecture_gets_its_board_and_what_is_added_comes_last() {
-        let arguments = |arch, more: &str| {
+        let arguments_by = |single, arch, more: &str| {
             let machine = Machine {
                 arch,
-                acceleration: Acceleration::Tcg { why: "asked for", single: false },
+                acceleration: Acceleration::Tcg { why: "asked for", single },
                 pcpus: 2,
                 memory: 64 * MIB,
                 loader: Loader::Qemu,
@@ -412,9 +412,12 @@ mod tests {
             let words: Vec<_> = machine.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
             words.join(" ")
         };
+        let arguments = |arch, more: &str| arguments_by(false, arch, more);
         let pc = arguments(Arch::X86_64, "-cpu EPYC");
         assert!(pc.contains("-machine q35") && pc.contains("-smp 3") && pc.contains("isa-debug-exit"), "{pc}");
-        assert!(!pc.contains("x2apic"), "{pc}");
+        assert!(!pc.contains("x2apic") && pc.contains("-accel tcg,thread=multi"), "{pc}");
+        let one_thread = arguments_by(true, Arch::X86_64, "-cpu EPYC");
+        assert!(one_thread.contains("-accel tcg,thread=single") && one_thread.contains("-smp 3"), "{one_thread}");
         let counting = arguments(Arch::X86_64, "-icount shift=0,sleep=off");
         assert!(counting.contains("-global max-x86_64-cpu.x2apic=off"), "{counting}");
         let virt = arguments(Arch::Aarch64, "-cpu cortex-a57");
