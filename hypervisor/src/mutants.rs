@@ -24,6 +24,8 @@ define! {
     StolenLeft,
     /// A woken vCPU is put into a run queue, and no idle pCPU is kicked.
     WakeWithoutKick,
+    /// A vCPU that wakes another for its own pCPU enters its guest as if it were alone.
+    WokenNotMinded,
     /// A pCPU announces that it is idle, and sleeps without a last look at the run queues.
     IdleWithoutLook,
     /// A sender looks whether the vCPU is in its guest, and posts only then.

@@ -22,6 +22,7 @@ pub(crate) fn is(mutant: Mutant) -> bool {
 fn found_by(mutant: Mutant) -> Scenario {
     match mutant {
         Mutant::WakeWithoutKick | Mutant::BlockWithoutTest => schedule::PING_PONG,
+        Mutant::WokenNotMinded => schedule::WOKEN_BY_SPINNER,
         Mutant::IdleWithoutLook => schedule::BESIDE_SPINNER,
         Mutant::LookBeforePost | Mutant::TestBeforeEnter | Mutant::PresenceLeftEarly => life::STOP_SPINNING,
         Mutant::EpochAfterLook | Mutant::EpochNotBumped => shootdown::EPOCHS,

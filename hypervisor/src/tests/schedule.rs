@@ -41,6 +41,23 @@ pub(super) const SPINNER: Scenario = Scenario {
     },
 };
 
+/// A vCPU wakes another for its own pCPU, and spins until that one has answered. Before it goes on, the pCPU looks
+/// which of them runs.
+pub(super) const WOKEN_BY_SPINNER: Scenario = Scenario {
+    name: "a vCPU gives way to one that it has woken",
+    cpus: 1,
+    count: 2_000,
+    steps: STEPS,
+    script: |simulation: &Simulation| {
+        let wake = |value| [Op::Sleep(C, value), Op::Write(A, value), Op::Interrupt(1), Op::Pause(B, value)];
+        let answer = |value| [Op::Write(C, value), Op::Interrupt(0), Op::Sleep(A, value), Op::Write(B, value)];
+        let first = [&[Op::Start(1)][..], &wake(1), &wake(2), &[Op::ShutDown]].concat();
+        let second = [&answer(1)[..], &answer(2), &[Op::Stop]].concat();
+        run_guest(simulation, &config("woken", 2), vec![first, second]);
+        assert_eq!(simulation.entries_in_vain(), 0, "entries that an interrupt to itself ended at once");
+    },
+};
+
 /// More vCPUs than pCPUs, and all of them spin for each other. None may wait for good beside an idle pCPU.
 pub(super) const CROWD: Scenario = Scenario {
     name: "more vCPUs than pCPUs take turns",
@@ -189,6 +206,11 @@ fn halted_vcpu_wakes_for_each_interrupt() {
 #[test]
 fn spinning_vcpu_gives_way_to_those_that_it_spins_for() {
     explore(SPINNER);
+}
+
+#[test]
+fn spinning_vcpu_gives_way_at_once_to_one_that_it_has_woken() {
+    explore(WOKEN_BY_SPINNER);
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     let tags = &mut *held;
     Machine::defer_interrupts();
     run.owner.arch.load(host, tags, run.came_back);
-    run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
+    run.owner.arch.renew_intercepts(scheduler::minds_others(run.cpu));
     run.uncount_dormant();
     if !run.is_held() {
         run.expire_due();
@@ -296,7 +296,7 @@ impl Running<'_> {
         if scheduler::is_due(self.cpu, self.vm.share()) {
             return Some(RunEnd::Preempted);
         }
-        self.owner.arch.renew_intercepts(scheduler::others_wait(self.cpu));
+        self.owner.arch.renew_intercepts(scheduler::minds_others(self.cpu));
         scheduler::arm(self.cpu, self.vm.share(), self.owner.arch.deadline());
         None
     }

@@ -13,6 +13,7 @@ use vcpu_layout::{OwnerField, OwnerWord, Proof};
 use super::Vcpu;
 use crate::arch::{Arch, Machine};
 use crate::cpu::step::Step;
+use crate::cpu::{self, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
 
@@ -66,6 +67,17 @@ pub(crate) fn send(vm: &Vm, sender: &Vcpu, what: u64, ids: impl IntoIterator<Ite
         }
     }
     keep(vm, sender, what, next, ids);
+}
+
+/// The vCPU `sender`, which this pCPU runs, has sent something. It may have woken one that waits for this pCPU now, and
+/// may spin until that one has answered. So the pCPU takes a look before the next entry: from then on the guest leaves
+/// when it spins, and the timer is set for the end of its slice. An interrupt to itself would do the same for one more
+/// entry and exit.
+#[inline]
+pub(crate) fn has_sent(sender: &Vcpu) {
+    if scheduler::has_new_others(cpu::this()) && !mutants::is(Mutant::WokenNotMinded) {
+        keep_out(sender);
+    }
 }
 
 #[cold]

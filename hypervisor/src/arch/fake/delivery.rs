@@ -49,6 +49,7 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
 /// The vCPU that this pCPU runs sends an interrupt to vCPUs by index.
 pub(crate) fn send_from(run: &Running<'_>, _: u8, ids: impl IntoIterator<Item = u32>) {
     unsent::send(run.vm, run.vcpu, 0, ids);
+    unsent::has_sent(run.vcpu);
 }
 
 /// Sends an interrupt to one.

@@ -89,15 +89,16 @@ pub(crate) fn handle(_: bool, run: &mut Running<'_>) -> Next {
             return Next::Yield;
         }
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
-        Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
+        Exit::Interrupt(target) => delivery::send_from(run, 0, [target]),
         Exit::InterruptByDevice => delivery::send_of_device(run.vm, 0..run.vm.config.vcpus),
         Exit::InterruptOthers => {
             let others = (0..run.vm.config.vcpus).filter(|&id| id != run.index);
-            unsent::send(run.vm, run.vcpu, 0, others);
+            delivery::send_from(run, 0, others);
         }
         Exit::Start(target) => {
             run.vm.vcpus()[target as usize].posted().start();
             run.vm.post(target, Pending::STARTUP);
+            unsent::has_sent(run.vcpu);
         }
         Exit::Timer(ticks) => {
             run.owner.arch.set_timer(clock::now() + ticks);

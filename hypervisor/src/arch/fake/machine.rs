@@ -74,12 +74,16 @@ pub(super) struct Hardware {
     pub(super) from_host: Vec<u8>,
     /// How often a pCPU was woken.
     wakes: u64,
+    /// How often a pCPU entered a guest to leave it at once, because it had kicked itself.
+    entries_in_vain: u64,
 }
 
 /// A pCPU.
 #[derive(Default)]
 pub(super) struct Cpu {
     is_kicked: bool,
+    /// By itself, among others.
+    has_kicked_itself: bool,
     is_asleep: bool,
     deadline: Option<u64>,
     parking: Arc<Parking>,
@@ -175,6 +179,7 @@ impl Machine {
                 to_host: VecDeque::new(),
                 from_host: Vec::new(),
                 wakes: 0,
+                entries_in_vain: 0,
             }),
             globals: Mutex::new(Vec::new()),
         }
@@ -198,7 +203,7 @@ impl Machine {
     /// Takes the interrupts that wait for this pCPU.
     pub(super) fn take_interrupts(&self) {
         let cpu = &mut self.hardware().cpus[number()];
-        cpu.is_kicked = false;
+        (cpu.is_kicked, cpu.has_kicked_itself) = (false, false);
         cpu.deadline.take_if(|deadline| *deadline <= self.clock.load(Ordering::Relaxed));
     }
 
@@ -225,7 +230,11 @@ impl Machine {
     /// Interrupts a pCPU.
     pub(super) fn kick(&self, cpu: CpuId) {
         point();
-        self.hardware().cpus[cpu.index()].is_kicked = true;
+        {
+            let kicked = &mut self.hardware().cpus[cpu.index()];
+            kicked.is_kicked = true;
+            kicked.has_kicked_itself |= cpu.index() == number();
+        }
         self.wake(cpu.index());
     }
 
@@ -324,6 +333,7 @@ impl Hardware {
             assert!(!(is_stranger && threads::by_core()), "cpu{number} and cpu{other} are in guests of two VMs");
         }
         self.cpus[number].guest = Some(root);
+        self.entries_in_vain += u64::from(self.cpus[number].has_kicked_itself);
     }
 
     /// It has left it.
@@ -422,6 +432,11 @@ impl Simulation {
     /// The bytes that the host has sent on its control port.
     pub(crate) fn received(&self) -> Vec<u8> {
         core::mem::take(&mut self.machine.hardware().from_host)
+    }
+
+    /// How often a pCPU has entered a guest to leave it at once, because it had kicked itself.
+    pub(crate) fn entries_in_vain(&self) -> u64 {
+        self.machine.hardware().entries_in_vain
     }
 
     fn turn_off(self) {

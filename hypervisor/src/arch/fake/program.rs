@@ -13,6 +13,8 @@ pub(crate) enum Op {
     Await(u64, u64),
     /// As above, so quickly that nearly no time passes.
     Poll(u64, u64),
+    /// As above, with PAUSE each time, by which it leaves if the hypervisor wants it to.
+    Pause(u64, u64),
     /// Halts until a word has this value. The writer of the word sends an interrupt next.
     Sleep(u64, u64),
     /// A word has this value, or the test fails.

@@ -54,6 +54,8 @@ pub(crate) struct ArchVcpu {
     pub(super) owed: Option<(u64, u64)>,
     /// Pages in whose leaves the pCPU has recorded a write since the last exit.
     listed: RefCell<Vec<u64>>,
+    /// Whether PAUSE leaves the guest.
+    leaves_to_spin: bool,
     tags: VcpuTags,
 }
 
@@ -94,6 +96,7 @@ impl VcpuState<Machine> for ArchVcpu {
             found: None,
             owed: None,
             listed: RefCell::default(),
+            leaves_to_spin: false,
             tags,
         }
     }
@@ -115,7 +118,9 @@ impl VcpuState<Machine> for ArchVcpu {
         self.tags.depart(tags);
     }
 
-    fn renew_intercepts(&mut self, _: bool) {}
+    fn renew_intercepts(&mut self, others_wait: bool) {
+        self.leaves_to_spin = others_wait;
+    }
 
     fn flush_whole(&mut self) {
         self.tags.void();
@@ -295,10 +300,17 @@ impl ArchVcpu {
                 relax();
                 self.at = self.at.wrapping_sub(1);
             }
+            Op::Pause(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
+                if self.leaves_to_spin {
+                    return Err(Exit::Yield);
+                }
+                relax();
+                self.at = self.at.wrapping_sub(1);
+            }
             Op::Sleep(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
                 return Err(Exit::Halted);
             }
-            Op::Await(..) | Op::Poll(..) | Op::Sleep(..) => {}
+            Op::Await(..) | Op::Poll(..) | Op::Pause(..) | Op::Sleep(..) => {}
             Op::Expect(gpa, value) => {
                 let found = self.access(gpa, false)?.load(Ordering::SeqCst);
                 assert_eq!(found, value, "vCPU {} reads {gpa:#x}", self.index);

@@ -126,6 +126,9 @@ pub(crate) struct Scheduler {
     /// Whether it yields: 1, or else 0.
     #[layout(owner)]
     yields: OwnerWord,
+    /// Whether it was to be taken into account, when that was last looked at, that others wait: 1, or else 0.
+    #[layout(owner)]
+    minds_others: OwnerWord,
     /// Whether a vCPU runs now: 1, or else 0.
     #[layout(owner)]
     is_running: OwnerWord,
@@ -159,6 +162,7 @@ impl Scheduler {
             slice: OwnerWord::new(0),
             undisturbed_until: OwnerWord::new(0),
             yields: OwnerWord::new(0),
+            minds_others: OwnerWord::new(0),
             is_running: OwnerWord::new(0),
             handed_over_until: OwnerWord::new(0),
             release_at: OwnerWord::new(u64::MAX),
@@ -568,9 +572,22 @@ fn settle(cpu: &PerCpu, share: &Share) {
 
 /// The vCPU that runs here has nothing to do at the moment. Returns whether it leaves for another.
 pub(crate) fn yields(cpu: &PerCpu) -> bool {
-    let others_wait = others_wait(cpu);
+    let others_wait = minds_others(cpu);
     cpu.scheduler.yields.set(Proof::by_place(), others_wait.into());
     others_wait
+}
+
+/// Whether others wait for this pCPU, so that the vCPU that runs here must leave its guest when it spins.
+pub(crate) fn minds_others(cpu: &PerCpu) -> bool {
+    let others_wait = others_wait(cpu);
+    cpu.scheduler.minds_others.set(Proof::by_place(), others_wait.into());
+    others_wait
+}
+
+/// Whether others wait for this pCPU now, and did not when [`minds_others`] was asked last.
+#[inline]
+pub(crate) fn has_new_others(cpu: &PerCpu) -> bool {
+    others_wait(cpu) && cpu.scheduler.minds_others.get() == 0
 }
 
 /// Whether what its vCPUs run counts: there are other VMs, or there is a cap.

@@ -119,6 +119,7 @@ pub(super) fn send_sgi(run: &mut Running<'_>, value: u64) {
         !is_own
     });
     unsent::send(run.vm, run.vcpu, sgi.intid.into(), others);
+    unsent::has_sent(run.vcpu);
 }
 
 /// Sends the SGI with this number.

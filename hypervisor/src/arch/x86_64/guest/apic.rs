@@ -4,8 +4,8 @@ use super::{delivery, platform};
 use crate::arch::x86_64::host::apic as host_apic;
 use crate::device::interrupt::{Kind, Message, Target};
 use crate::device::local_apic::{Effect, LocalApic};
-use crate::vcpu::Vcpu;
 use crate::vcpu::run::Running;
+use crate::vcpu::{Vcpu, unsent};
 use crate::vm::Vm;
 
 /// The source of an access to a local APIC or another device.
@@ -36,6 +36,7 @@ pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, e
                 delivery::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
             } else {
                 delivery::send(vm, Some(index), &message);
+                unsent::has_sent(vcpu);
             }
         }
         Effect::TimerChanged => {

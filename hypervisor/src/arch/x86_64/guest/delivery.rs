@@ -123,6 +123,7 @@ fn send_to_many(vm: &Vm, sender: Option<u32>, ids: impl IntoIterator<Item = u32>
 /// The vCPU that this pCPU runs sends an edge-triggered interrupt to vCPUs by index.
 pub(in crate::arch) fn send_from(run: &Running<'_>, vector: u8, ids: impl IntoIterator<Item = u32>) {
     unsent::send(run.vm, run.vcpu, packed(&fixed(vector)), ids);
+    unsent::has_sent(run.vcpu);
 }
 
 /// Sends what [`packed`] has packed.
