@@ -335,7 +335,8 @@ dunlin stats --vm writer | grep -e dirty -e stage; \
 done; dunlin stop writer";
 
 /// What the parent does: as on the PCs of `cargo xtask image-matrix`.
-const PARENTS_SCRIPT: &str = "dmesg | grep 'running as'; guest-microvm; echo the guest has ended with $?";
+const PARENTS_SCRIPT: &str = "dmesg | grep 'running as'; guest-microvm; status=$?; \
+[ $status = 0 ] || dmesg | tail -n 20; echo the guest has ended with $status";
 
 /// Runs the commands in `rest`.
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
