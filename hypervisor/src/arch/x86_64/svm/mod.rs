@@ -16,7 +16,7 @@ pub(crate) mod tags;
 pub(crate) mod tlb;
 mod vcpu;
 
-pub(super) use vcpu::place;
+pub(super) use vcpu::{place, write_cr2};
 
 use alloc::boxed::Box;
 use alloc::format;

@@ -1,6 +1,6 @@
 //! The part of a vCPU for SVM: its VMCB, which VMRUN reads and #VMEXIT writes (APM vol. 2, appendix B).
 
-#![expect(unsafe_code, reason = "drops TLB entries")]
+#![expect(unsafe_code, reason = "drops TLB entries, and writes CR2")]
 
 use alloc::boxed::Box;
 use core::arch::asm;
@@ -138,8 +138,10 @@ impl WorldSwitch for Vcpu {
         // A VMCB that another pCPU wrote to memory is read afresh.
         self.vmcb.control.clean = 0;
         self.vmcb.control.tsc_offset = tsc_offset;
-        if let (image, Some(vmx)) = self.parts() {
-            vmx.arrive(image);
+        match self.parts() {
+            (image, Some(vmx)) => vmx.arrive(image),
+            // VMRUN loads it, but not in every emulator (`quirks`).
+            (image, None) => write_cr2(image.save.cr2),
         }
     }
 
@@ -440,4 +442,11 @@ impl State for Vmcb {
         (save.cpl, save.cr2, save.cr3) = (registers.cpl, registers.cr2, registers.cr3);
         (save.dr6, save.dr7, save.g_pat) = (registers.dr6, registers.dr7, registers.pat);
     }
+}
+
+/// Writes CR2, which is the guest's all the time.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn write_cr2(value: u64) {
+    // SAFETY: the hypervisor's own page faults are bugs, so it has no use for CR2.
+    unsafe { asm!("mov cr2, {}", in(reg) value, options(nomem, nostack, preserves_flags)) };
 }

@@ -25,7 +25,7 @@ use x86_defs::vmx::segment::{attributes, rights};
 use super::vcpu::{Held, Vmx};
 use super::vmcs::{WriteList, read};
 use super::{capability, entry};
-use crate::arch::x86_64::svm::place;
+use crate::arch::x86_64::svm::{place, write_cr2};
 
 /// Bits of CR0 that the guest changes without an exit.
 const CR0_OF_GUEST: u64 = cr0::TS | cr0::MP;
@@ -367,12 +367,6 @@ pub(super) const fn low(value: u64) -> u16 {
 #[expect(clippy::cast_possible_truncation, reason = "fields of 32 bits")]
 pub(super) const fn word(value: u64) -> u32 {
     value as u32
-}
-
-#[inline(always)]
-fn write_cr2(value: u64) {
-    // SAFETY: the hypervisor's own page faults are bugs, so CR2 is the guest's.
-    unsafe { asm!("mov cr2, {}", in(reg) value, options(nomem, nostack, preserves_flags)) };
 }
 
 #[inline(always)]
