@@ -11,11 +11,14 @@ use abi::control::{Answer, Command, Message, Part, Receiver, Refusal, Request, V
 use abi::payload::{Blob, DirtyLogging, DirtySource, File, Split, VmConfig};
 use addr::PAGE_BYTES;
 
+use vcpu_layout::Proof;
+
 use super::{Scenario, config, explore, prepare};
-use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::machine::{Simulation, machine};
 use crate::arch::fake::program::Op;
-use crate::control;
+use crate::arch::{Arch, Machine};
 use crate::vm::{Vm, table, tags};
+use crate::{control, cpu};
 
 /// The other end of the control port. The script's pCPU is the one that serves the port.
 pub(super) struct Tool<'a> {
@@ -204,6 +207,39 @@ pub(super) const ENDS_MEANWHILE: Scenario = Scenario {
         }
     },
 };
+
+/// The pCPU that keeps house wakes: for a call, at a tick, or for something else, as an interrupt of a VM's device.
+pub(super) const CALLED: Scenario = Scenario {
+    name: "the control port has its turn when it is called",
+    cpus: 1,
+    count: 40,
+    steps: STEPS,
+    script: |simulation: &Simulation| {
+        let mut tool = Tool::connect(simulation);
+        let this = cpu::this();
+        let mut works_after = |what: fn()| {
+            while cpu::finish_housekeeping(this) {}
+            let id = tool.send(Command::Resume { vm: 7 });
+            what();
+            while cpu::finish_housekeeping(this) {}
+            tool.listen();
+            let is_answered = tool.heard.borrow().replies.contains_key(&id);
+            if !is_answered {
+                assert_eq!(tool.answer(id), Err(Refusal::NoSuchVm));
+            }
+            is_answered
+        };
+        assert!(!works_after(|| {}), "nobody has called");
+        assert!(works_after(|| cpu::this().taken.device.add(Proof::by_place(), 1)), "a device of the port's has");
+        assert!(works_after(|| cpu::this().taken.kick.add(Proof::by_place(), 1)), "another pCPU has");
+        assert!(works_after(|| _ = machine().pass(Machine::hz() / 100)), "a tick has come");
+    },
+};
+
+#[test]
+fn control_port_has_its_turn_when_it_is_called_or_at_a_tick_and_not_for_each_wake_up() {
+    explore(CALLED);
+}
 
 #[test]
 fn each_command_about_a_vm_is_answered_when_it_is_done() {
