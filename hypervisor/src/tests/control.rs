@@ -10,7 +10,6 @@ use std::vec::Vec;
 use abi::control::{Answer, Command, Message, Part, Receiver, Refusal, Request, VmEvent, encode};
 use abi::payload::{Blob, DirtyLogging, DirtySource, File, Split, VmConfig};
 use addr::PAGE_BYTES;
-
 use vcpu_layout::Proof;
 
 use super::{Scenario, config, explore, prepare};
