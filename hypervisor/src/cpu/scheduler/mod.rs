@@ -126,7 +126,7 @@ pub(crate) struct Scheduler {
     /// Whether it yields: 1, or else 0.
     #[layout(owner)]
     yields: OwnerWord,
-    /// Whether it was to be taken into account, when that was last looked at, that others wait: 1, or else 0.
+    /// Whether others waited for this pCPU when [`minds_others`] looked last: 1, or else 0.
     #[layout(owner)]
     minds_others: OwnerWord,
     /// Whether a vCPU runs now: 1, or else 0.
@@ -577,14 +577,15 @@ pub(crate) fn yields(cpu: &PerCpu) -> bool {
     others_wait
 }
 
-/// Whether others wait for this pCPU, so that the vCPU that runs here must leave its guest when it spins.
+/// Looks whether others wait for this pCPU, and remembers the answer. If so, the vCPU that runs here has to leave its
+/// guest when it spins.
 pub(crate) fn minds_others(cpu: &PerCpu) -> bool {
     let others_wait = others_wait(cpu);
     cpu.scheduler.minds_others.set(Proof::by_place(), others_wait.into());
     others_wait
 }
 
-/// Whether others wait for this pCPU now, and did not when [`minds_others`] was asked last.
+/// Whether others wait for this pCPU now, and did not when [`minds_others`] looked last.
 #[inline]
 pub(crate) fn has_new_others(cpu: &PerCpu) -> bool {
     others_wait(cpu) && cpu.scheduler.minds_others.get() == 0
