@@ -20,8 +20,8 @@
 //! - Bochs 3.0, and processors of family 10h, raise a guest's debug exception in the hypervisor, behind VMRUN. So the
 //!   handler of #DB returns from there (`irq.rs`).
 //! - Bochs 3.0's VMRUN does not load the guest's CR2. A guest whose page fault is interrupted before its handler has
-//!   read CR2 finds that of whoever ran in between: programs were ended by SIGSEGV in 5 of 42 boots of a parent
-//!   with a guest on one CPU. So CR2 is written when a vCPU comes to a pCPU (`svm/vcpu.rs`).
+//!   read CR2 finds that of whoever ran in between, and programs are ended by SIGSEGV (docs/real-machine.md). So
+//!   CR2 is written when a vCPU comes to a pCPU (`svm/vcpu.rs`).
 
 use super::processor::is_emulated;
 
